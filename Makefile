@@ -1,0 +1,51 @@
+# Every target sets up what it needs: a virtual environment with pip and the pinned constraints.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help demo test check check-full lint types layers doctest bench clean
+
+help:
+	@echo "make demo        a first result on real data"
+	@echo "make test        the test suite"
+	@echo "make check       everything a commit must pass (lint, types, layers, doctests, tests)"
+	@echo "make check-full  make check, and what is long or needs more"
+	@echo "make bench       speed against cross-entropy"
+
+# The stamp is newer than what it was made from, or the environment is brought up to date.
+$(VENV)/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable ".[all,test,lint,bench]"
+	touch $@
+
+demo: $(VENV)/ready
+	$(BIN)/python examples/first_result.py
+
+test: $(VENV)/ready
+	$(BIN)/python -m pytest -m "not full" -n 2
+
+lint: $(VENV)/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/ready
+	$(BIN)/mypy
+
+layers: $(VENV)/ready
+	$(BIN)/lint-imports
+
+doctest: $(VENV)/ready
+	$(BIN)/python -m pytest --doctest-modules src -q
+
+check: lint types layers doctest test
+
+check-full: check
+	$(BIN)/python -m pytest -m full
+	$(BIN)/python benchmarks/speed/cpu.py
+
+bench: $(VENV)/ready
+	$(BIN)/python benchmarks/speed/cpu.py
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis

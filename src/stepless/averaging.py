@@ -1,0 +1,77 @@
+"""From the counts of all classes to one score: which counts a metric reads, and how its classes are averaged."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from stepless.counts import both_classes, cells_of, counts_of, matrix_of
+from stepless.numerics import Array, constant, namespace, ratio
+from stepless.registry import Metric
+from stepless.tasks import Task
+
+Average = Literal["macro", "micro", "weighted", "samples", "none"]
+
+
+def evaluate(
+    metric: Metric,
+    table: Array,
+    task: Task,
+    average: Average,
+    *,
+    matrix: bool = False,
+    label_weight: tuple[float, ...] | None = None,
+) -> Array:
+    """Score each threshold and unit of a table of counts.
+
+    Args:
+        metric: The metric, its options bound.
+        table: Cells ``(…, T, units, classes, 4)``, or with ``matrix`` confusion matrices ``(…, T, units, K, K)``.
+        task: Which task the counts come from.
+        average: How classes are averaged; ``samples`` has made each sample a unit of its own, with one class.
+        matrix: Whether the table holds the K×K matrices of a multiclass task.
+        label_weight: Weights of the labels in a macro mean.
+
+    Returns:
+        Scores ``(…, T, units)``, or ``(…, T, units, classes)`` with ``average="none"``.
+    """
+    if matrix:
+        if metric.kind == "matrix":
+            return metric(table)
+        table = cells_of(table)
+    if metric.kind == "joint" and task == "multiclass":
+        return metric(*counts_of(table))
+    if average == "micro":
+        table = table.sum(-2)[..., None, :]
+    if metric.kind == "matrix":
+        scores = metric(matrix_of(table))
+    elif metric.kind == "joint":
+        scores = metric(*counts_of(both_classes(table)))
+    else:
+        scores = metric(*counts_of(table))
+    if average == "none":
+        return scores
+    if scores.shape[-1] == 1:
+        return scores[..., 0]
+    return _mean(scores, table, metric, average, label_weight)
+
+
+def _mean(
+    scores: Array, table: Array, metric: Metric, average: Average, label_weight: tuple[float, ...] | None
+) -> Array:
+    xp = namespace(scores)
+    weight = None
+    if average == "weighted":
+        weight = table[..., 0] + table[..., 2]
+    elif label_weight is not None:
+        if len(label_weight) != scores.shape[-1]:
+            labels = scores.shape[-1]
+            raise ValueError(f"weight must have one entry for each of the {labels} labels; got {len(label_weight)}.")
+        weight = constant(label_weight, scores) + 0 * scores
+    undefined = metric.option("zero_division")
+    if undefined is not None and math.isnan(undefined):
+        # NaN counts come from NaN scores and must stay visible; NaN of real counts is an absent class, to be dropped
+        absent = xp.isnan(scores) & ~xp.isnan(table).any(-1)
+        scores = xp.where(absent, 0.0, scores)
+        weight = xp.where(absent, 0.0, 1.0 + 0 * scores if weight is None else weight)
+    return scores.mean(-1) if weight is None else ratio((scores * weight).sum(-1), weight.sum(-1))

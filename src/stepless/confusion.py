@@ -1,0 +1,187 @@
+"""Decisions and targets into counts: plain sums, over whatever belongs together.
+
+`cells` gives the four counts for each threshold, unit and class; `matrix` the K×K sums of a multiclass batch. A unit
+is what is scored by itself before averaging: the whole batch, or each image, or each sample.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from stepless.counts import cells_from_margins
+from stepless.numerics import constant
+from stepless.steps import Hard, Identity, Step
+from stepless.tasks import Batch
+
+Unit = Literal["batch", "image", "sample"]
+Overlap = Literal["expected", "min"]
+Cuts = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
+
+
+def decide(batch: Batch, step: Step, cuts: Cuts, *, labels: bool) -> Tensor:
+    """Yes/no decisions in [0, 1], shaped like the scores, behind a leading dimension where ``cuts`` is a set.
+
+    ``cuts`` is a number; a tuple (``labels``: one for each label, else a set); or a tuple of tuples (a set of these).
+    """
+    scores = batch.scores
+    tau: float | Tensor
+    if isinstance(cuts, float):
+        tau = cuts
+    else:
+        table = constant(cuts, scores)  # (T,), (C,), or (T, C)
+        if labels:
+            _check_length("threshold", table.shape[-1], scores.shape[1], "labels", one_for_all=table.dim() == 2)
+            leading = table.shape[:-1] + (1,) * (table.dim() - 1)
+            tau = table.view(*leading, -1, *[1] * (scores.dim() - 2))
+        else:
+            tau = table.view(-1, *[1] * scores.dim())
+    return step.from_logits(scores, tau) if batch.logits else step(scores, tau)
+
+
+def decide_class(batch: Batch, step: Step, offsets: tuple[float, ...] | None) -> Tensor:
+    """Shares of a sample's decision among the K classes (dimension 1), each row summing to 1.
+
+    The threshold of a sample is the midpoint of its two largest probabilities, so only the argmax lies above it.
+    """
+    scores = batch.scores
+    shift = None
+    if offsets is not None:
+        _check_length("threshold", len(offsets), scores.shape[1], "classes")
+        shift = constant(offsets, scores).view(-1, *[1] * (scores.dim() - 2))
+    if isinstance(step, Hard):
+        if shift is not None:
+            scores = (scores if batch.logits else scores.log()) - shift
+        return torch.zeros_like(scores).scatter(1, scores.argmax(1, keepdim=True), 1.0)
+    if batch.logits:
+        p = torch.softmax(scores if shift is None else scores - shift, 1)
+    elif shift is None:
+        p = scores
+    else:  # not through log p, whose gradient is infinite at 0
+        p = scores * torch.exp(-shift)
+        p = p / p.sum(1, keepdim=True)
+    if isinstance(step, Identity):
+        return p
+    tau = p.detach().topk(2, dim=1).values.mean(1, keepdim=True)
+    decision = step(p, tau)
+    return decision / decision.sum(1, keepdim=True)
+
+
+def cells(batch: Batch, decision: Tensor, unit: Unit, *, labels: bool, overlap: Overlap = "expected") -> Tensor:
+    """Counts ``(T, units, classes, 4)`` of yes/no decisions; ``classes`` is 1 unless there are labels to keep apart."""
+    target, weight = batch.target, _inner_weight(batch, unit)
+    axes = range(target.dim())
+    kept = {"batch": [], "image": [0], "sample": [axis for axis in axes if axis != 1]}[unit]
+    if labels and unit != "sample":
+        kept = [*kept, 1]
+    summed = [axis - len(axes) for axis in axes if axis not in kept]  # from the end: a set of cuts leads the shape
+
+    truth = target if weight is None else target * weight
+    if overlap == "expected":
+        tp = _dot(decision, truth, summed)
+    else:
+        tp = _dot(torch.minimum(decision, target), weight, summed)
+    predicted, support = _dot(decision, weight, summed), _dot(truth, None, summed)
+    total = (
+        math.prod(target.shape[axis] for axis in summed)
+        if weight is None
+        else _dot(weight.expand_as(target), None, summed)
+    )
+    classes = target.shape[1] if 1 in kept and unit != "sample" else 1
+    thresholds = decision.shape[0] if decision.dim() > target.dim() else 1
+    return cells_from_margins(tp, predicted, support, total).view(thresholds, -1, classes, 4)
+
+
+def class_cells(batch: Batch, decision: Tensor, unit: Unit, *, overlap: Overlap = "expected") -> Tensor:
+    """Counts ``(1, units, K, 4)`` of each class against the rest, without the K×K matrix."""
+    classes, weight = decision.shape[1], _inner_weight(batch, unit)
+    summed = [axis for axis in range(decision.dim()) if axis != 1 and not (axis == 0 and unit == "image")]
+    if batch.indices:
+        hit = decision.gather(1, batch.target.unsqueeze(1)).squeeze(1)
+        tp = _by_class(hit if weight is None else hit * weight, batch.target, classes, unit)
+        support = _by_class(
+            torch.ones_like(hit) if weight is None else weight.expand_as(hit), batch.target, classes, unit
+        )
+        predicted = _dot(decision, None if weight is None else weight.unsqueeze(1), summed)
+    else:
+        weight = None if weight is None else weight.unsqueeze(1)
+        truth = batch.target if weight is None else batch.target * weight
+        if overlap == "expected":
+            tp = _dot(decision, truth, summed)
+        else:
+            tp = _dot(torch.minimum(decision, batch.target), weight, summed)
+        predicted, support = _dot(decision, truth.sum(1, keepdim=True), summed), _dot(truth, None, summed)
+    return cells_from_margins(tp, predicted, support, support.sum(-1, keepdim=True)).view(1, -1, classes, 4)
+
+
+def class_matrix(batch: Batch, decision: Tensor, unit: Unit) -> Tensor:
+    """Confusion matrices ``(units, K, K)``: row a holds how the samples of class a were decided."""
+    classes, weight = decision.shape[1], _inner_weight(batch, unit)
+    rows = decision if weight is None else decision * weight.unsqueeze(1)
+    rows = rows.movedim(1, -1).reshape(-1, classes)
+    if batch.indices:
+        units, index = _unit_index(batch.target, classes, unit)
+        return rows.new_zeros(units * classes, classes).index_add(0, index, rows).view(units, classes, classes)
+    units = decision.shape[0] if unit == "image" else 1
+    truth = batch.target.movedim(1, -1).reshape(units, -1, classes)
+    return truth.mT @ rows.view(units, -1, classes)
+
+
+def unit_weight(batch: Batch, unit: Unit) -> Tensor:
+    """The weight of each unit among the others, flat.
+
+    A weight for each sample weighs the counts of a batch, but the *score* of a unit: an image that counts twice is an
+    image seen twice. A unit whose every entry is masked weighs nothing.
+    """
+    axes = [1] if unit == "sample" else list(range(1, batch.target.dim()))
+    kept = [size for axis, size in enumerate(batch.target.shape) if axis not in axes]
+    inside = _inner_weight(batch, unit)
+    if inside is None:
+        weight = torch.ones(kept, dtype=batch.dtype, device=batch.scores.device)
+    else:
+        weight = (inside.expand_as(batch.target).sum(axes) != 0).to(batch.dtype)
+    if batch.weight is not None and _outside(batch, unit):
+        weight = weight * batch.weight.reshape(weight.shape)
+    return weight.reshape(-1)
+
+
+def _inner_weight(batch: Batch, unit: Unit) -> Tensor | None:
+    """The weight of an entry inside its unit."""
+    return batch.mask if _outside(batch, unit) else batch.entry_weight
+
+
+def _outside(batch: Batch, unit: Unit) -> bool:
+    """Whether the samples' weights weigh whole units: each sample is one, or each image has one weight."""
+    return unit == "sample" or (
+        unit == "image" and batch.weight is not None and batch.weight.numel() == batch.weight.shape[0]
+    )
+
+
+def _check_length(name: str, got: int, wanted: int, noun: str, *, one_for_all: bool = False) -> None:
+    if got != wanted and not (one_for_all and got == 1):
+        raise ValueError(f"{name} must have one entry for each of the {wanted} {noun}; got {got}.")
+
+
+def _dot(a: Tensor, b: Tensor | None, axes: list[int]) -> Tensor:
+    """Sum of ``a * b`` over ``axes``."""
+    if b is None:
+        return a.sum(axes)
+    if len(axes) == a.dim() and a.shape == b.shape:
+        return torch.dot(a.reshape(-1), b.reshape(-1))  # no array for the product
+    return (a * b).sum(axes)
+
+
+def _by_class(values: Tensor, target: Tensor, classes: int, unit: Unit) -> Tensor:
+    units, index = _unit_index(target, classes, unit)
+    return values.new_zeros(units * classes).index_add(0, index, values.reshape(-1)).view(units, classes)
+
+
+def _unit_index(target: Tensor, classes: int, unit: Unit) -> tuple[int, Tensor]:
+    """How many units there are, and for each sample the row of its unit and class."""
+    if unit == "batch":
+        return 1, target.reshape(-1)
+    first = torch.arange(target.shape[0], device=target.device) * classes
+    return target.shape[0], (target + first.view(-1, *[1] * (target.dim() - 1))).reshape(-1)

@@ -1,0 +1,63 @@
+"""The four cells of a confusion matrix, for one class or many, hard or soft."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from stepless.numerics import Array, namespace, unstack
+
+
+class Counts(NamedTuple):
+    """True positives, false positives, false negatives, true negatives: arrays of one shape (one entry a class).
+
+    >>> Counts(3.0, 1.0, 2.0, 4.0).support
+    5.0
+    """
+
+    tp: Array
+    fp: Array
+    fn: Array
+    tn: Array
+
+    @property
+    def support(self) -> Array:
+        """How many samples truly belong to the class."""
+        return self.tp + self.fn
+
+    @property
+    def total(self) -> Array:
+        """How many samples were counted."""
+        return self.tp + self.fp + self.fn + self.tn
+
+
+def counts_of(cells: Array) -> Counts:
+    """Split cells ``(..., 4)``, in the order tp, fp, fn, tn, into `Counts` of shape ``(...)``."""
+    return Counts(*unstack(cells))
+
+
+def both_classes(cells: Array) -> Array:
+    """Cells ``(..., 4)`` of a yes/no decision as the cells ``(..., 2, 4)`` of its two classes, the negative one first.
+
+    Read from the negative class's side, tp and tn change places, and so do fp and fn: the order is reversed.
+    """
+    xp = namespace(cells)
+    return xp.stack([xp.flip(cells, (-1,)), cells], -2)
+
+
+def matrix_of(cells: Array) -> Array:
+    """Cells ``(..., 4)`` of a yes/no decision as 2×2 matrices ``(..., 2, 2)``: rows the truth, columns the decision."""
+    tp, fp, fn, tn = unstack(cells)
+    return namespace(cells).stack([tn, fp, fn, tp], -1).reshape(*tp.shape, 2, 2)
+
+
+def cells_of(matrix: Array) -> Array:
+    """One-against-the-rest cells ``(..., K, 4)`` of a confusion matrix ``(..., K, K)``."""
+    tp = matrix.diagonal(0, -2, -1)
+    support, predicted = matrix.sum(-1), matrix.sum(-2)
+    return cells_from_margins(tp, predicted, support, support.sum(-1)[..., None])
+
+
+def cells_from_margins(tp: Array, predicted: Array, support: Array, total: Array) -> Array:
+    """Cells ``(..., 4)`` from the true positives and the sums of their column, their row and everything."""
+    fp = predicted - tp
+    return namespace(tp).stack([tp, fp, support - tp, total - support - fp], -1)

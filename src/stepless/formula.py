@@ -1,0 +1,366 @@
+"""A metric in whatever form the user has it: a name, a formula as text, or a Python callable.
+
+Text goes through a parser that knows a short list of things and refuses everything else, pointing at the character;
+it never reaches `eval`. A callable is given counts whose division and square root are safe at zero, so a plain
+``tp / (tp + fp)`` has the same value and gradient there as our own formulas.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepless.counts import Counts
+from stepless.metrics import METRICS
+from stepless.numerics import Array, absolute, maximum, minimum, ratio, root
+from stepless.registry import Metric
+
+_COUNTS = ("tp", "fp", "fn", "tn")
+_SHARES: dict[str, Callable[[Counts], Array]] = {
+    "n": lambda c: c.total,
+    "prevalence": lambda c: ratio(c.support, c.total),
+}
+_FUNCTIONS: dict[str, tuple[int | None, Callable[..., Array]]] = {
+    "sqrt": (1, root),
+    "abs": (1, absolute),
+    "min": (2, minimum),
+    "max": (2, maximum),
+}
+_LONGEST, _DEEPEST, _LARGEST, _STEEPEST = 1000, 50, 1e300, 16
+
+Evaluate = Callable[[Counts], Array]
+
+
+def resolve(metric: str | Metric | Callable[..., Any], *, maximize: bool | None = None, **options: Any) -> Metric:
+    """The `Metric` that a user means by a name, a text formula, a callable or a `Metric`.
+
+    Args:
+        metric: What to score by.
+        maximize: For formulas only: whether greater is better (default True).
+        options: For named metrics only: their options, such as ``beta``.
+
+    Example:
+        >>> resolve("f_beta", beta=2)
+        Metric(name='f_beta', best=1.0, greater_is_better=True, kind='class', options=(('beta', 2),))
+        >>> resolve("5*fn + fp", maximize=False).best
+        0.0
+    """
+    if isinstance(metric, str) and metric in METRICS:
+        metric = METRICS[metric]
+    if isinstance(metric, Metric):
+        if maximize is not None and maximize != metric.greater_is_better:
+            direction = "maximised" if metric.greater_is_better else "minimised"
+            raise ValueError(f"metric {metric.name!r} is always {direction}; maximize= is for formulas of your own.")
+        bound = metric.bind(**options)
+        _check_options(bound)
+        return bound
+    if options:
+        raise TypeError(f"a formula has no options; got {', '.join(map(repr, options))}. Write the value into it.")
+    if isinstance(metric, str):
+        if metric.strip().isidentifier():
+            raise ValueError(METRICS.unknown(metric.strip()))
+        return _probed(metric.strip(), parse(metric), maximize)
+    if callable(metric):
+        return _probed(getattr(metric, "__name__", type(metric).__name__), SafeFormula(metric), maximize)
+    raise TypeError(
+        "metric must be a name such as 'f1', a formula as text, or a function of (tp, fp, fn, tn);"
+        f" got {type(metric).__name__}."
+    )
+
+
+def _check_options(metric: Metric) -> None:
+    """Call the formula once, so that an option out of range is reported when it is given and not in the first batch."""
+    if metric.name == "cost" and metric.options:
+        return  # how many classes there are is known at the first batch only
+    cells = torch.ones(2, 2, dtype=torch.float64)
+    metric(*(cells,) if metric.kind == "matrix" else Counts(cells, cells, cells, cells))
+
+
+#: Counts (tp, fp, fn, tn) on which a formula is tried; the second row is a perfect decision.
+_PROBE = ((3.0, 1.0, 2.0, 4.0), (1.0, 0.0, 0.0, 1.0), (5.0, 2.0, 7.0, 1.0))
+
+
+def _probed(name: str, function: Callable[..., Array], maximize: bool | None) -> Metric:
+    """Make a metric of a formula, after checking that it is a scalar function of the counts that has a gradient."""
+    probe = torch.tensor(_PROBE, dtype=torch.float64, requires_grad=True)
+    try:
+        value = function(*probe.unbind(-1))
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"the formula {name!r} could not be computed from (tp, fp, fn, tn): {type(error).__name__}: {error}."
+            " It must be arithmetic on the four counts."
+        ) from error
+    if not isinstance(value, Tensor) or value.shape != (3,):
+        got = f"shape {tuple(value.shape)} for shape (3,)" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise ValueError(f"the formula {name!r} must give one number for each entry of (tp, fp, fn, tn); got {got}.")
+    if not value.requires_grad:
+        raise ValueError(
+            f"the formula {name!r} has no gradient with respect to the counts; use no comparison or rounding in it, nor"
+            " .item() or .detach()."
+        )
+    best = value[1].item()
+    return Metric(name, function, best if math.isfinite(best) else 0.0, maximize is not False)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Callables
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class SafeFormula:
+    """A user's function of ``(tp, fp, fn, tn)``, called with counts that divide and take roots safely."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
+        result = self.function(SafeCount(tp), SafeCount(fp), SafeCount(fn), SafeCount(tn))
+        return result.value if isinstance(result, SafeCount) else result
+
+
+class SafeCount:
+    """A count in a user's formula: arithmetic as usual, but ``x / 0`` is 0 and √0 has a zero gradient.
+
+    torch's own functions (``torch.sqrt``, ``torch.minimum`` …) accept it and treat division and roots the same way.
+    """
+
+    def __init__(self, value: Array) -> None:
+        self.value = value
+
+    @classmethod
+    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [_value(a) for a in args]
+        if func in (torch.div, torch.true_divide, torch.divide):
+            return cls(ratio(*plain[:2]))
+        if func is torch.sqrt:
+            return cls(root(plain[0]))
+        result = func(*plain, **{k: _value(v) for k, v in (kwargs or {}).items()})
+        return cls(result) if isinstance(result, Tensor) else result
+
+    def __add__(self, other: Any) -> SafeCount:
+        return SafeCount(self.value + _value(other))
+
+    def __sub__(self, other: Any) -> SafeCount:
+        return SafeCount(self.value - _value(other))
+
+    def __rsub__(self, other: Any) -> SafeCount:
+        return SafeCount(_value(other) - self.value)
+
+    def __mul__(self, other: Any) -> SafeCount:
+        return SafeCount(self.value * _value(other))
+
+    def __truediv__(self, other: Any) -> SafeCount:
+        return SafeCount(ratio(self.value, _value(other) + 0 * self.value))
+
+    def __rtruediv__(self, other: Any) -> SafeCount:
+        return SafeCount(ratio(_value(other), self.value))
+
+    def __pow__(self, exponent: float) -> SafeCount:
+        return SafeCount(_power(self.value, exponent))
+
+    def __neg__(self) -> SafeCount:
+        return SafeCount(-self.value)
+
+    def __abs__(self) -> SafeCount:
+        return SafeCount(absolute(self.value))
+
+    def sqrt(self) -> SafeCount:
+        """The safe square root."""
+        return SafeCount(root(self.value))
+
+    def __bool__(self) -> bool:
+        raise ValueError(
+            "a formula cannot branch on a count: it has no gradient there. Use arithmetic, sl.minimum or sl.maximum."
+        )
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+
+def for_formulas(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Let a function of arrays take the counts of a user's formula as well."""
+
+    @wraps(function)
+    def accepting(*args: Any) -> Any:
+        if any(isinstance(arg, SafeCount) for arg in args):
+            return SafeCount(function(*map(_value, args)))
+        return function(*args)
+
+    return accepting
+
+
+def _value(x: Any) -> Any:
+    if isinstance(x, (tuple, list)):
+        return type(x)(_value(v) for v in x)
+    return x.value if isinstance(x, SafeCount) else x
+
+
+def _power(base: Array, exponent: float) -> Array:
+    if isinstance(base, (int, float)):
+        return float(base) ** exponent
+    if exponent < 0:
+        return ratio(1.0, _power(base, -exponent))
+    if 0 < exponent < 1:
+        return root(base, 1 / exponent)
+    return base**exponent
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Text
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def names() -> tuple[str, ...]:
+    """The names a text formula may use: the counts, and the rates derived from them."""
+    rates = [name for name in (*METRICS, *METRICS.aliases) if METRICS[name].kind == "class"]
+    return (*_COUNTS, *_SHARES, *rates)
+
+
+class TextFormula:
+    """A parsed formula, called like any metric. It keeps its text, which is all that is pickled."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._evaluate = _Parser(text).parse()
+
+    def __call__(self, tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
+        return self._evaluate(Counts(tp, fp, fn, tn))
+
+    def __reduce__(self) -> tuple[type[TextFormula], tuple[str]]:
+        return TextFormula, (self.text,)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TextFormula) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+def parse(text: str) -> TextFormula:
+    """Parse a formula of the counts, such as ``"tp / (tp + fp + 2*fn)"``; anything unknown is a `ValueError`.
+
+    >>> parse("2*tp / (2*tp + fp + fn)")(*torch.tensor([3.0, 1.0, 1.0, 5.0]))
+    tensor(0.7500)
+    """
+    return TextFormula(text)
+
+
+class _Parser:
+    """Turn a syntax tree into nested closures; every node that is not on the list is an error."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def parse(self) -> Evaluate:
+        if len(self.text) > _LONGEST:
+            raise ValueError(f"a formula may have {_LONGEST} characters; this one has {len(self.text)}.")
+        if not self.text.isascii():
+            at = next(i for i, c in enumerate(self.text) if not c.isascii())
+            raise self._error("a formula is written in plain ASCII characters", at)
+        try:
+            tree = ast.parse(self.text.strip(), mode="eval")
+        except SyntaxError as error:
+            raise self._error("the formula cannot be read", max((error.offset or 1) - 1, 0)) from None
+        except (RecursionError, MemoryError, ValueError):
+            raise ValueError(
+                f"the formula {self.text[:40]!r} is nested too deeply or holds an odd character."
+            ) from None
+        self.text = self.text.strip()
+        return self._node(tree.body, 0)
+
+    def _error(self, problem: str, at: int) -> ValueError:
+        line = self.text.replace("\n", " ").replace("\t", " ")
+        return ValueError(f"{problem}, at character {at + 1}:\n  {line}\n  {' ' * at}^")
+
+    def _node(self, node: ast.expr, depth: int) -> Evaluate:
+        if depth > _DEEPEST:
+            raise self._error("the formula is nested too deeply", node.col_offset)
+        if isinstance(node, ast.Constant):
+            return self._number(node)
+        if isinstance(node, ast.Name):
+            return self._name(node)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+            operand = self._node(node.operand, depth + 1)
+            return (lambda c: -operand(c)) if isinstance(node.op, ast.USub) else operand
+        if isinstance(node, ast.BinOp):
+            return self._operation(node, depth)
+        if isinstance(node, ast.Call):
+            return self._call(node, depth)
+        raise self._error(
+            "a formula has numbers, counts, rates, + - * / ** and sqrt, abs, min, max, but nothing else",
+            node.col_offset,
+        )
+
+    def _number(self, node: ast.Constant) -> Evaluate:
+        number = _as_number(node)
+        if number is None or abs(number) > _LARGEST:
+            raise self._error("a constant in a formula must be a finite number", node.col_offset)
+        return lambda c: number
+
+    def _name(self, node: ast.Name) -> Evaluate:
+        name = node.id
+        if name in _COUNTS:
+            index = _COUNTS.index(name)
+            return lambda c: c[index]
+        if name in _SHARES:
+            return _SHARES[name]
+        if name in METRICS and METRICS[name].kind == "class":
+            rate = METRICS[name]
+            return lambda c: rate(*c)
+        known = f"{', '.join(_COUNTS)}, n, prevalence, and rates such as precision and recall"
+        raise self._error(f"unknown name {name!r} (a formula may use {known})", node.col_offset)
+
+    def _operation(self, node: ast.BinOp, depth: int) -> Evaluate:
+        left = self._node(node.left, depth + 1)
+        if isinstance(node.op, ast.Pow):
+            exponent = self._exponent(node.right)
+            return lambda c: _power(left(c), exponent)
+        right = self._node(node.right, depth + 1)
+        if isinstance(node.op, ast.Add):
+            return lambda c: left(c) + right(c)
+        if isinstance(node.op, ast.Sub):
+            return lambda c: left(c) - right(c)
+        if isinstance(node.op, ast.Mult):
+            return lambda c: left(c) * right(c)
+        if isinstance(node.op, ast.Div):
+            return lambda c: ratio(left(c), right(c) + 0 * c.tp)
+        raise self._error("a formula knows the operators + - * / ** only", node.col_offset)
+
+    def _exponent(self, node: ast.expr) -> float:
+        sign = 1.0
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            sign, node = -1.0, node.operand
+        number = _as_number(node)
+        if number is None or not 0 < number <= _STEEPEST:
+            raise self._error(f"an exponent must be a number up to {_STEEPEST}", node.col_offset)
+        return sign * number
+
+    def _call(self, node: ast.Call, depth: int) -> Evaluate:
+        name = node.func.id if isinstance(node.func, ast.Name) else None
+        if name not in _FUNCTIONS or node.keywords:
+            raise self._error("a formula may call sqrt(x), abs(x), min(x, y) and max(x, y) only", node.func.col_offset)
+        arity, function = _FUNCTIONS[name]
+        if len(node.args) != arity:
+            raise self._error(
+                f"{name} takes {arity} argument{'s' * (arity != 1)}, got {len(node.args)}", node.col_offset
+            )
+        arguments = [self._node(argument, depth + 1) for argument in node.args]
+        return lambda c: function(*(argument(c) for argument in arguments))
+
+
+def _as_number(node: ast.expr) -> float | None:
+    value = node.value if isinstance(node, ast.Constant) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

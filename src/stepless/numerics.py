@@ -1,0 +1,116 @@
+"""Division, roots and comparisons that keep their gradients finite, for any array type.
+
+A metric divides counts that may be zero. Masking *after* the division (``where(b == 0, 0, a / b)``) repairs the
+value but still sends NaN backwards, so the denominator is repaired first. The functions dispatch on the array's own
+type: torch, numpy, JAX and plain numbers share one formula.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+Array = Any  #: a tensor, an ndarray, a JAX array or a number; the formulas use operators only
+
+
+def namespace(x: Array) -> Any:
+    """The module whose functions work on ``x``: torch, numpy, or what the array itself names."""
+    if isinstance(x, torch.Tensor):
+        return torch
+    return x.__array_namespace__() if hasattr(x, "__array_namespace__") else np
+
+
+def nonzero(x: Array) -> Array:
+    """Where ``x`` is not zero. NaN is not zero; the imaginary part of a complex number does not count.
+
+    (A complex number is a count with an infinitesimal change; see `stepless.kernels`.)
+    """
+    return (x if isinstance(x, torch.Tensor) else x.real) != 0
+
+
+def ratio(numerator: Array, denominator: Array, zero_division: float = 0.0) -> Array:
+    """``numerator / denominator``, and ``zero_division`` where the denominator is 0, with a finite gradient.
+
+    >>> ratio(torch.tensor([1.0, 0.0]), torch.tensor([4.0, 0.0]))
+    tensor([0.2500, 0.0000])
+    """
+    defined = nonzero(denominator)
+    if isinstance(defined, bool):
+        return numerator / denominator if defined else zero_division + 0 * numerator
+    xp = namespace(defined)
+    return xp.where(defined, numerator / xp.where(defined, denominator, 1.0), zero_division)
+
+
+def root(x: Array, degree: float = 2.0) -> Array:
+    """``x ** (1 / degree)`` for ``x > 0``; 0 (and a zero gradient, not an infinite one) elsewhere.
+
+    >>> root(torch.tensor([9.0, 0.0]))
+    tensor([3., 0.])
+    """
+    xp = namespace(x)
+    positive = (x if xp is torch else x.real) > 0
+    base = xp.where(positive, x, 1.0)
+    power = xp.sqrt(base) if degree == 2 else base ** (1.0 / degree)
+    return xp.where(positive, power, 0.0 * x)  # 0 · x, so that NaN stays NaN
+
+
+def absolute(x: Array) -> Array:
+    """``|x|``, by its sign, so that an infinitesimal change keeps its own."""
+    if isinstance(x, torch.Tensor | int | float):
+        return abs(x)
+    return namespace(x).where(x.real < 0, -x, x)
+
+
+def minimum(a: Array, b: Array) -> Array:
+    """The smaller of two arrays or numbers, element by element."""
+    return _extremum(a, b, "minimum", min)
+
+
+def maximum(a: Array, b: Array) -> Array:
+    """The larger of two arrays or numbers, element by element."""
+    return _extremum(a, b, "maximum", max)
+
+
+def unstack(x: Array) -> tuple[Array, ...]:
+    """The entries of the last axis, one array each."""
+    if isinstance(x, torch.Tensor):
+        return x.unbind(-1)
+    return tuple(x[..., i] for i in range(x.shape[-1]))
+
+
+def _extremum(a: Array, b: Array, name: str, of_numbers: Any) -> Array:
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return of_numbers(a, b)
+    xp = namespace(b if isinstance(a, (int, float)) else a)
+    if xp is torch:  # torch.minimum takes tensors only
+        tensor = a if isinstance(a, torch.Tensor) else b
+        a, b = (x if isinstance(x, torch.Tensor) else torch.full_like(tensor, x) for x in (a, b))
+    return getattr(xp, name)(a, b)
+
+
+def constant(values: Any, like: Array, dtype: Any = None) -> Array:
+    """Nested numbers as an array of ``like``'s library and device, in its dtype or another.
+
+    On an accelerator the copy is made once and kept, because copying from the host makes it wait.
+    """
+    dtype = dtype or like.dtype
+    if not isinstance(like, torch.Tensor):
+        return namespace(like).asarray(values, dtype=dtype)
+    if like.device.type == "cpu" or torch.compiler.is_compiling():
+        return torch.tensor(values, dtype=dtype, device=like.device)
+    return _kept_constant(as_tuple(values), dtype, like.device)
+
+
+@lru_cache(maxsize=256)
+def _kept_constant(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
+def as_tuple(values: Any) -> Any:
+    """Nested sequences, arrays or tensors as nested tuples of numbers: hashable, comparable, free of a device."""
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    return tuple(as_tuple(v) for v in values) if isinstance(values, (list, tuple)) else values

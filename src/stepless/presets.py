@@ -1,0 +1,74 @@
+"""The papers' own settings, by name: for comparison, and to reproduce what was published.
+
+They are not the defaults: trained as published they lose to cross-entropy with a tuned threshold on small tables.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from stepless.loss import MetricLoss
+from stepless.schedules import Schedule
+from stepless.steps import Identity, Linear, LogitSigmoid, RaisedCosine, Sigmoid
+
+#: The thresholds *Bridging the Gap* averages over.
+SOFT_SET_THRESHOLDS = tuple(round(0.1 * i, 1) for i in range(1, 10))
+
+
+def anyloss(metric: str = "f1", *, amplification: float = 73.0, **settings: Any) -> MetricLoss:
+    """AnyLoss (Han, Moniz and Chawla, KDD 2024): σ(L(p − ½)) with L = 73.
+
+    >>> anyloss("g_mean")
+    MetricLoss('g_mean', step=Sigmoid(k=73.0))
+    """
+    return MetricLoss(metric, step=Sigmoid(k=amplification), **settings)
+
+
+def soft_sets(metric: str = "f1", *, step: str = "linear", **settings: Any) -> MetricLoss:
+    """*Bridging the Gap* (Tsoi et al., NeurIPS 2022): the mean over τ = 0.1, …, 0.9 of the soft-set metric.
+
+    ``step="linear"`` is the linear Heaviside with δ = 0.2, ``"sigmoid"`` the sigmoid one with k = 10.
+    """
+    steps = {"linear": Linear(delta=0.2), "sigmoid": Sigmoid(k=10.0)}
+    if step not in steps:
+        raise ValueError(f'soft sets have the steps "linear" and "sigmoid"; got {step!r}.')
+    thresholds: Any = SOFT_SET_THRESHOLDS
+    if settings.get("task") == "multilabel":  # a row each: a flat sequence would be one threshold a label
+        thresholds = [(tau,) for tau in thresholds]
+    return MetricLoss(metric, step=steps[step], threshold=thresholds, **settings)
+
+
+def east(metric: str = "f1", *, anneal_until: float = 1.0, **settings: Any) -> MetricLoss:
+    """EAST (Li et al., 2025), built from its abstract: its formulas, schedule and numbers are not known to us.
+
+    A dynamic threshold for each sample, a soft-set confusion matrix over all classes, and an annealing that moves the
+    weight from cross-entropy to the metric; call ``advance(step / total_steps)`` while training.
+    """
+    return MetricLoss(
+        metric, task="multiclass", step=Linear(delta=0.1), schedule=Schedule(until=anneal_until), **settings
+    )
+
+
+def score_oriented(
+    metric: str = "f1", *, prior: str = "raised_cosine", delta: float = 0.1, **settings: Any
+) -> MetricLoss:
+    """Score-oriented losses (Marchetti et al., 2022): the threshold is random, and the decision its CDF.
+
+    ``prior="raised_cosine"`` on [½ − δ, ½ + δ], or ``"uniform"``, for which the decision is the probability itself.
+    """
+    priors = {"raised_cosine": RaisedCosine(delta=delta), "uniform": Identity()}
+    if prior not in priors:
+        raise ValueError(f'a score-oriented loss has the priors "raised_cosine" and "uniform"; got {prior!r}.')
+    return MetricLoss(metric, step=priors[prior], **settings)
+
+
+def sigmoid_f1(*, sharpness: float = 1.0, offset: float = 0.0, **settings: Any) -> MetricLoss:
+    """sigmoidF1 (Bénédict et al., 2021): macro F1 over labels of the decision σ(S·(z − E)) on logits.
+
+    ``sharpness`` is S and ``offset`` is E.
+    """
+    threshold = 1 / (1 + math.exp(-offset))
+    return MetricLoss(
+        "f1", task="multilabel", step=LogitSigmoid(temperature=1 / sharpness), threshold=threshold, **settings
+    )

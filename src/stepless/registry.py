@@ -1,0 +1,125 @@
+"""Named things: look one up by its name or alias, and get the nearest names when it does not exist."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal, TypeVar
+
+from stepless.numerics import Array, as_tuple
+
+#: What else a caller may have meant by an option that no metric has: the settings of the loss and of the score.
+SETTINGS = (
+    "task", "average", "inputs", "step", "threshold", "ignore_index", "weight", "per_image", "overlap", "blend",
+    "cross_entropy", "schedule", "subject_to", "maximize", "validate", "sample_weight",
+)  # fmt: skip
+
+T = TypeVar("T")
+Kind = Literal["class", "joint", "matrix"]
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """A mapping from names to things that also knows aliases and offers the nearest names for a wrong one."""
+
+    def __init__(self, noun: str) -> None:
+        self._noun = noun
+        self._things: dict[str, T] = {}
+        self._aliases: dict[str, str] = {}
+
+    def add(self, name: str, thing: T, aliases: tuple[str, ...] = ()) -> None:
+        """Register ``thing``; a name or alias that is taken is an error, so nothing is replaced by accident."""
+        for taken in (name, *aliases):
+            if taken in self:
+                raise ValueError(f"{self._noun} {taken!r} is registered already; choose another name.")
+        self._things[name] = thing
+        self._aliases.update(dict.fromkeys(aliases, name))
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Every alias with the name it stands for."""
+        return dict(self._aliases)
+
+    def __getitem__(self, name: str) -> T:
+        try:
+            return self._things[self._aliases.get(name, name)]
+        except KeyError:
+            raise KeyError(self.unknown(name)) from None
+
+    def unknown(self, name: str) -> str:
+        """The sentence for a name that is not here."""
+        near = difflib.get_close_matches(name, [*self._things, *self._aliases], n=3, cutoff=0.5)
+        if near:
+            return f"unknown {self._noun} {name!r}; did you mean {', '.join(map(repr, near))}?"
+        return f"unknown {self._noun} {name!r}; known are {', '.join(self._things)}."
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._things or name in self._aliases
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._things)
+
+    def __len__(self) -> int:
+        return len(self._things)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} {self._noun}s: {', '.join(self)}>"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric: a pure function of the confusion counts, and what cannot be read off the formula.
+
+    Attributes:
+        name: How it is called.
+        function: ``f(tp, fp, fn, tn, **options)``, or ``f(matrix, **options)`` for ``kind="matrix"``.
+        best: The score of a perfect decision.
+        greater_is_better: The direction.
+        kind: Which counts the function reads: those of one class, of all classes at once, or the whole matrix.
+        source: Where the formula was published.
+        options: The keyword arguments bound by :meth:`bind`, as pairs.
+    """
+
+    name: str
+    function: Callable[..., Array] = field(repr=False)
+    best: float = 1.0
+    greater_is_better: bool = True
+    kind: Kind = "class"
+    source: str = field(default="", repr=False)
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self, *counts: Array) -> Array:
+        return self.function(*counts, **dict(self.options))
+
+    @property
+    def summary(self) -> str:
+        """The first line of the function's docstring."""
+        return (inspect.getdoc(self.function) or "").partition("\n")[0]
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The options the metric has, with their default values."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    def option(self, name: str) -> Any:
+        """The value of an option: bound, or the default; None if the metric has no such option."""
+        return dict(self.options).get(name, self.defaults.get(name))
+
+    def bind(self, **options: Any) -> Metric:
+        """The same metric with options fixed, as in ``METRICS["f_beta"].bind(beta=2)``."""
+        known = self.defaults
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, [*known, *SETTINGS], n=2)
+                hint = f"did you mean {' or '.join(map(repr, near))}?"
+                if not near:
+                    hint = f"it has {', '.join(map(repr, known))}." if known else "it has none."
+                raise TypeError(f"metric {self.name!r} has no option {name!r}; {hint}")
+        pairs = {**dict(self.options), **{name: as_tuple(value) for name, value in options.items()}}
+        return replace(self, options=tuple(sorted(pairs.items())))
+
+    def distance(self, score: Array) -> Array:
+        """How far ``score`` is from the best one: the loss."""
+        return self.best - score if self.greater_is_better else score - self.best

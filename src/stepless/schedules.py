@@ -1,0 +1,43 @@
+"""What may change while a loss trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Move linearly from one setting to another while training progresses from 0 to ``until``, then stay.
+
+    Attributes:
+        blend: First and last share of cross-entropy in the loss; None leaves the loss's own.
+        sharpness: First and last sharpness of the step, as a multiple of the step given; None leaves it.
+        until: The progress, in (0, 1], at which the last setting is reached.
+
+    Example:
+        >>> Schedule(blend=(1.0, 0.0), until=0.5).at(0.25, "blend")
+        0.5
+    """
+
+    blend: tuple[float, float] | None = (1.0, 0.0)
+    sharpness: tuple[float, float] | None = None
+    until: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.until <= 1:
+            raise ValueError(f"until must lie in (0, 1]; got {self.until}.")
+        if self.blend is None and self.sharpness is None:
+            raise ValueError("a schedule moves blend, sharpness or both; got neither.")
+        if self.blend is not None and not all(0 <= b <= 1 for b in self.blend):
+            raise ValueError(f"blend must move within [0, 1]; got {self.blend}.")
+        if self.sharpness is not None and not all(s >= 1 for s in self.sharpness):
+            raise ValueError(f"sharpness must not go below 1, the step as given; got {self.sharpness}.")
+
+    def at(self, progress: float | Tensor, setting: str) -> float | Tensor:
+        """The value of ``"blend"`` or ``"sharpness"`` at ``progress``."""
+        first, last = getattr(self, setting)
+        share = progress / self.until
+        share = share.clamp(max=1.0) if isinstance(share, Tensor) else min(share, 1.0)
+        return first + (last - first) * share

@@ -1,0 +1,246 @@
+"""The one path from scores to a score. `Hard` evaluates, every other step trains; the rest is the same code.
+
+scores ─▶ decisions ─▶ counts ─▶ metric ─▶ average
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from stepless import confusion
+from stepless.averaging import Average, evaluate
+from stepless.confusion import Cuts, Overlap, Unit
+from stepless.formula import resolve
+from stepless.numerics import Array, as_tuple, ratio, unstack
+from stepless.registry import Metric
+from stepless.steps import Hard, Step
+from stepless.tasks import Batch, Inputs, Task, check_task, check_values, read
+
+
+@dataclass(frozen=True)
+class Path:
+    """Everything that is settled before the first batch: how scores become counts and how counts are averaged."""
+
+    task: Task = "binary"
+    average: Average = "macro"
+    inputs: Inputs = "logits"
+    cuts: Cuts = 0.5
+    offsets: tuple[float, ...] | None = None  #: of the classes, multiclass only
+    ignore_index: int | None = None
+    weight: tuple[float, ...] | None = None
+    unit: Unit = "batch"
+    overlap: Overlap = "expected"
+
+    def read(self, input: Tensor, target: Tensor, sample_weight: Tensor | None, *, exact: bool = False) -> Batch:
+        """The batch in the package's own form; ``exact`` counts in float64."""
+        class_weight = self.weight if self.task == "multiclass" else None
+        return read(
+            input, target, sample_weight, task=self.task, inputs=self.inputs,
+            ignore_index=self.ignore_index, class_weight=class_weight, exact=exact,
+        )  # fmt: skip
+
+    def tally(self, batch: Batch, step: Step, metrics: tuple[Metric, ...]) -> Tensor:
+        """The sums that `scores` needs: the counts, or where units are scored by themselves, sums of their scores."""
+        table = self._count(batch, step, metrics)
+        if self.unit == "batch":
+            return table
+        weight = confusion.unit_weight(batch, self.unit)
+        scored = [self._evaluate(metric, table, metrics).mean(0) for metric in metrics]
+        return torch.stack([(score * weight).sum() for score in scored] + [weight.sum()])
+
+    def scores(self, sums: Array, metrics: tuple[Metric, ...]) -> tuple[Array, ...]:
+        """One score for each metric (one for each class and metric with ``average="none"``), from the sums of `tally`.
+
+        It is arithmetic on the sums, whatever array holds them, with any number of leading axes.
+        """
+        if self.unit != "batch":
+            return unstack(ratio(sums[..., :-1], sums[..., -1:]))
+        unit = (..., 0, slice(None)) if self.average == "none" else (..., 0)
+        scored = [self._evaluate(metric, sums, metrics)[unit] for metric in metrics]
+        if sums.shape[-4] == 1:
+            return tuple(score[..., 0, :] if self.average == "none" else score[..., 0] for score in scored)
+        return tuple(score.mean(-2 if self.average == "none" else -1) for score in scored)
+
+    def hard_scores(
+        self, input: Any, target: Any, metrics: tuple[Metric, ...], sample_weight: Any = None
+    ) -> tuple[Tensor, ...]:
+        """What the metrics say of the decisions themselves, values checked, counted in float64."""
+        input, target = torch.as_tensor(input), torch.as_tensor(target)
+        sample_weight = None if sample_weight is None else torch.as_tensor(sample_weight)
+        with torch.no_grad():
+            batch = self.read(input, target, sample_weight, exact=True)
+            check_values(
+                input, target, sample_weight, task=self.task, inputs=self.inputs, ignore_index=self.ignore_index
+            )
+            return self.scores(self.tally(batch, Hard(), metrics), metrics)
+
+    def _count(self, batch: Batch, step: Step, metrics: tuple[Metric, ...]) -> Tensor:
+        if self.task == "multiclass":
+            decision = confusion.decide_class(batch, step, self.offsets).to(batch.dtype)
+            if self._needs_matrix(metrics):
+                return confusion.class_matrix(batch, decision, self.unit).unsqueeze(0)
+            return confusion.class_cells(batch, decision, self.unit, overlap=self.overlap)
+        labels = self.task == "multilabel"
+        decision = confusion.decide(batch, step, self.cuts, labels=labels).to(batch.dtype)
+        return confusion.cells(batch, decision, self.unit, labels=labels, overlap=self.overlap)
+
+    def _needs_matrix(self, metrics: tuple[Metric, ...]) -> bool:
+        return self.task == "multiclass" and any(metric.kind == "matrix" for metric in metrics)
+
+    def _evaluate(self, metric: Metric, table: Array, metrics: tuple[Metric, ...]) -> Array:
+        label_weight = self.weight if self.task == "multilabel" else None
+        matrix = self._needs_matrix(metrics)
+        return evaluate(metric, table, self.task, self.average, matrix=matrix, label_weight=label_weight)
+
+
+def make_path(
+    metrics: tuple[Metric, ...],
+    *,
+    task: str = "binary",
+    average: str | None = None,
+    inputs: str = "logits",
+    threshold: Any = None,
+    ignore_index: int | None = None,
+    weight: Any = None,
+    per_image: bool = False,
+    overlap: str = "expected",
+) -> Path:
+    """Check the options against each other and settle the path; an option that would do nothing is an error."""
+    check_task(task, inputs)
+    if overlap not in get_args(Overlap):
+        raise ValueError(f'overlap must be "expected" or "min"; got {overlap!r}.')
+    if weight is not None:
+        weight = _class_weight(weight, task)
+        if task == "multilabel" and average not in (None, "macro"):
+            raise ValueError(f"weight weighs the labels of a macro mean and has no effect on average={average!r}.")
+        if overlap == "min" and task == "multiclass":
+            raise ValueError('weight and overlap="min" cannot be combined: use sample_weight.')
+    for metric in metrics:
+        if overlap == "min" and metric.kind == "matrix" and task == "multiclass":
+            raise ValueError(f'metric {metric.name!r} reads the K×K matrix, for which overlap="min" is not defined.')
+    return Path(
+        task=task,  # type: ignore[arg-type]
+        average=_average(average, metrics[0], task, per_image),
+        inputs=inputs,  # type: ignore[arg-type]
+        cuts=0.5 if task == "multiclass" else _cuts(threshold, task),
+        offsets=_offsets(threshold) if task == "multiclass" else None,
+        ignore_index=ignore_index,
+        weight=weight,
+        unit="sample" if average == "samples" else "image" if per_image else "batch",
+        overlap=overlap,  # type: ignore[arg-type]
+    )
+
+
+def _average(average: str | None, metric: Metric, task: str, per_image: bool) -> Average:
+    if average is None:
+        return "macro"
+    if average not in get_args(Average):
+        raise ValueError(f"average must be one of {', '.join(map(repr, get_args(Average)))}; got {average!r}.")
+    if task == "binary":
+        raise ValueError(
+            f"average={average!r} has no effect on a binary task, which has one class to score; leave it out."
+        )
+    if task == "multiclass" and metric.kind != "class":
+        raise ValueError(
+            f"metric {metric.name!r} reads all classes at once: there is nothing to average; leave average out."
+        )
+    if average == "samples" and (task != "multilabel" or per_image):
+        raise ValueError('average="samples" scores each row of labels: it needs task="multilabel" and no per_image.')
+    if average == "none" and per_image:
+        raise ValueError('average="none" and per_image=True cannot be combined.')
+    return average  # type: ignore[return-value]
+
+
+def _class_weight(weight: Any, task: str) -> tuple[float, ...]:
+    if task == "binary":
+        raise ValueError("weight is for the classes of multiclass and multilabel tasks; for binary use sample_weight.")
+    values = as_tuple(weight)
+    if not isinstance(values, tuple) or not all(isinstance(w, (int, float)) and 0 <= w < float("inf") for w in values):
+        raise ValueError(f"weight must be a flat sequence of finite numbers that are not negative; got {weight!r}.")
+    return tuple(map(float, values))
+
+
+def _offsets(threshold: Any) -> tuple[float, ...] | None:
+    threshold = as_tuple(getattr(threshold, "threshold", threshold))
+    if threshold is None or threshold == "dynamic":
+        return None
+    if not isinstance(threshold, tuple) or not all(isinstance(o, int | float) for o in threshold):
+        raise ValueError(
+            f"multiclass decides by argmax, so a threshold of {threshold!r} has no meaning; leave it at 'dynamic', or"
+            " pass one offset a class."
+        )
+    return tuple(map(float, threshold))
+
+
+def _cuts(threshold: Any, task: str) -> Cuts:
+    threshold = as_tuple(getattr(threshold, "threshold", threshold))
+    if threshold is None:
+        return 0.5
+    rows = threshold if isinstance(threshold, tuple) else (threshold,)
+    nested = any(isinstance(row, tuple) for row in rows)
+    if nested and task == "binary":
+        raise ValueError("binary thresholds are a number, or a flat sequence to average over; got a nested one.")
+    if nested and len({len(row) if isinstance(row, tuple) else 0 for row in rows}) > 1:
+        raise ValueError(f"a set of thresholds needs rows of one length, one entry a label; got {threshold!r}.")
+    flat = [cut for row in rows for cut in (row if isinstance(row, tuple) else (row,))]
+    if not flat or not all(isinstance(cut, int | float) and 0 < cut < 1 for cut in flat):
+        raise ValueError(f"a threshold is a probability strictly between 0 and 1; got {threshold!r}.")
+    if nested:
+        return tuple(tuple(map(float, row)) for row in rows)
+    return tuple(map(float, rows)) if isinstance(threshold, tuple) else float(threshold)
+
+
+def score(
+    input: Any,
+    target: Any,
+    metric: str | Metric | Callable[..., Any],
+    *,
+    sample_weight: Any = None,
+    task: str = "binary",
+    average: str | None = None,
+    inputs: str = "logits",
+    threshold: Any = None,
+    ignore_index: int | None = None,
+    weight: Any = None,
+    per_image: bool = False,
+    maximize: bool | None = None,
+    **options: Any,
+) -> Tensor:
+    """The metric of the decisions themselves, equal to scikit-learn's, from tensors or arrays.
+
+    Args:
+        input: Scores: ``(N, …)`` binary, ``(N, labels, …)`` multilabel, ``(N, K, …)`` multiclass.
+        target: Of the input's shape; multiclass: class indices ``(N, …)``.
+        metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
+        sample_weight: One weight a sample, ``(N,)``, or one a pixel.
+        task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
+        average: ``"macro"`` (default), ``"micro"``, ``"weighted"``, ``"samples"`` (multilabel) or ``"none"``.
+        inputs: ``"logits"`` or ``"probabilities"``.
+        threshold: Positive where the probability is at least this; see `stepless.MetricLoss`.
+        ignore_index: The target value of entries to leave out (multiclass: −100 unless given).
+        weight: Class weights (multiclass), or weights of the labels in a macro mean (multilabel).
+        per_image: Score each image by itself and average, instead of counting over the whole batch.
+        maximize: For formulas: whether greater is better.
+        options: Options of the metric, such as ``beta`` or ``zero_division``.
+
+    Returns:
+        A float64 scalar, or one value a class with ``average="none"``.
+
+    Example:
+        >>> import torch
+        >>> score(torch.tensor([2.0, -1.0, 0.5, -3.0]), torch.tensor([1, 1, 0, 0]), "f1").item()
+        0.5
+        >>> score([[2.0, 0.0, 1.0], [0.0, 1.0, 3.0]], [0, 1], "recall", task="multiclass", average="none")
+        tensor([1., 0., 0.], dtype=torch.float64)
+    """
+    resolved = resolve(metric, maximize=maximize, **options)
+    path = make_path(
+        (resolved,), task=task, average=average, inputs=inputs, threshold=threshold,
+        ignore_index=ignore_index, weight=weight, per_image=per_image,
+    )  # fmt: skip
+    return path.hard_scores(input, target, (resolved,), sample_weight)[0]

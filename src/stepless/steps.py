@@ -1,0 +1,273 @@
+"""From probability to decision: the hard step and its smooth stand-ins.
+
+A step maps a probability ``p`` and a threshold ``tau`` to a decision in [0, 1]. Each is a frozen dataclass of a few
+lines and declares what it promises (`Promise`); `tests/test_laws.py` holds every registered step to its promises.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stepless.registry import Registry
+
+Threshold = float | Tensor
+
+
+class Affine(NamedTuple):
+    """What a pair of buffers leaves out: decision = scale · buffer + shift, derivative = steepness · buffer."""
+
+    scale: float
+    shift: float
+    steepness: float
+
+
+class Promise(Enum):
+    """What a step may promise besides being monotone, which every step is."""
+
+    HALF = "the decision is ½ at the threshold"
+    ENDS = "the decision is 0 at p = 0 and 1 at p = 1"
+    SHARPENS = "the decision tends to the hard one as sharpened() grows, off ties"
+
+
+def _in_range(name: str, value: object, low: float, high: float, *, closed: bool = False) -> None:
+    if isinstance(value, Tensor):  # a schedule sharpens with tensors; it cannot leave the range
+        return
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number; got {value!r}.")
+    if not (low < value < high or (closed and value in (low, high))):
+        bounds = (
+            f"in [{low:g}, {high:g}]"
+            if closed
+            else f"above {low:g}" + ("" if math.isinf(high) else f" and below {high:g}")
+        )
+        raise ValueError(f"{name} must lie {bounds}; got {value:g}.")
+
+
+@dataclass(frozen=True)
+class Step:
+    """Base class of all steps: define ``__call__``; define ``sharpened`` if the step can become harder."""
+
+    promises: ClassVar[frozenset[Promise]] = frozenset()
+
+    def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
+        """The decision of probability ``p`` at threshold ``tau``."""
+        raise NotImplementedError
+
+    def from_logits(self, z: Tensor, tau: Threshold) -> Tensor:
+        """The decision of ``p = sigmoid(z)``; a step in logits overrides it to stay exact where p rounds to 0 or 1."""
+        return self(z.sigmoid(), tau)
+
+    def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Affine:
+        """Write the decision and its derivative with respect to ``p`` into buffers, for the fused counting pass.
+
+        Both are written up to constants that are cheaper to apply to their sums; the result says which.
+        """
+        raise NotImplementedError
+
+    def linearise_logits(self, z: Tensor, tau: float, decision: Tensor, slope: Tensor, spare: Tensor) -> Affine:
+        """Write the decision of ``p = sigmoid(z)`` and its derivative with respect to ``z`` into buffers."""
+        torch.sigmoid(z, out=spare)
+        affine = self.linearise(spare, tau, decision, slope)
+        slope.mul_(torch.addcmul(spare, spare, spare, value=-1, out=spare))
+        return affine
+
+    def sharpened(self, factor: Any) -> Step:
+        """The same step, ``factor`` (a number, or a scheduled tensor) times as sharp."""
+        raise TypeError(f"{type(self).__name__} has no sharpness; schedule a step that has one, such as Linear().")
+
+
+@dataclass(frozen=True)
+class Hard(Step):
+    """The step itself: 1 where p ≥ τ, else 0. For evaluation; it has no gradient.
+
+    >>> Hard()(torch.tensor([0.2, 0.5, 0.9]), 0.5)
+    tensor([0., 1., 1.])
+    """
+
+    def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
+        return (p >= tau).to(p.dtype)
+
+
+@dataclass(frozen=True)
+class Identity(Step):
+    """The probability is the decision: soft Dice, soft F1, uniform score-oriented losses. The threshold has no effect.
+
+    >>> Identity()(torch.tensor([0.2, 0.5, 0.9]), 0.3)
+    tensor([0.2000, 0.5000, 0.9000])
+    """
+
+    def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
+        return p
+
+    def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Affine:
+        decision.copy_(p)
+        slope.fill_(1.0)
+        return Affine(1.0, 0.0, 1.0)
+
+    def linearise_logits(self, z: Tensor, tau: float, decision: Tensor, slope: Tensor, spare: Tensor) -> Affine:
+        torch.sigmoid(z, out=decision)
+        torch.addcmul(decision, decision, decision, value=-1, out=slope)
+        return Affine(1.0, 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Sigmoid(Step):
+    """σ(k(p − τ)), the sigmoid Heaviside of *Bridging the Gap* (k = 10) and AnyLoss's approximation (L = 73).
+
+    >>> Sigmoid(k=10)(torch.tensor([0.2, 0.5, 0.9]), 0.5)
+    tensor([0.0474, 0.5000, 0.9820])
+    """
+
+    promises: ClassVar[frozenset[Promise]] = frozenset({Promise.HALF, Promise.SHARPENS})
+    k: float = 10.0
+
+    def __post_init__(self) -> None:
+        _in_range("Sigmoid's k", self.k, 0.0, math.inf)
+
+    def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
+        return torch.sigmoid((p - tau) * self.k)
+
+    def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Affine:
+        torch.sub(p, tau, out=decision).mul_(self.k).sigmoid_()
+        torch.addcmul(decision, decision, decision, value=-1, out=slope)
+        return Affine(1.0, 0.0, self.k)
+
+    def sharpened(self, factor: Any) -> Sigmoid:
+        return replace(self, k=self.k * factor)
+
+
+@dataclass(frozen=True)
+class Linear(Step):
+    """The linear Heaviside of *Bridging the Gap*: a steep piece around τ between two gentle ones.
+
+    With τ_m = min(τ, 1 − τ) it runs through (0, 0), (τ − width·τ_m/2, δ), (τ, ½), (τ + width·τ_m/2, 1 − δ), (1, 1);
+    ``width=1`` is the paper's. Its gradient is nowhere zero for δ > 0.
+
+    >>> Linear(delta=0.1)(torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0]), 0.5)
+    tensor([0.0000, 0.1000, 0.5000, 0.9000, 1.0000])
+    """
+
+    promises: ClassVar[frozenset[Promise]] = frozenset({Promise.HALF, Promise.ENDS, Promise.SHARPENS})
+    delta: float = 0.1
+    width: float = 1.0
+
+    def __post_init__(self) -> None:
+        _in_range("Linear's delta", self.delta, 0.0, 0.5, closed=True)
+        _in_range("Linear's width", self.width, 0.0, 1.0 + 1e-12)
+
+    def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
+        low, high, below, within, above = self._pieces(tau)
+        # One slope everywhere, the others as what they add inside their own interval: fewer passes than three branches.
+        decision = torch.clamp(p, low, high) * (within - above) + p * above
+        if isinstance(below, Tensor) or below != above:
+            decision = decision + torch.clamp(p, max=low) * (below - above)
+        return decision - low * (within - above)
+
+    def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Affine:
+        low, high, below, within, above = self._pieces(tau)
+        steep = within - above
+        torch.clamp(p, low, high, out=decision)
+        torch.eq(decision, p, out=slope).add_(above / steep)
+        decision.add_(p, alpha=above / steep)
+        if below != above:
+            decision.add_(torch.clamp(p, max=low), alpha=(below - above) / steep)
+            slope.add_(p < low, alpha=(below - above) / steep)
+        return Affine(steep, -low * steep, steep)
+
+    def _pieces(self, tau: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """The two break points, and the slopes below, between and above them."""
+        margin = torch.minimum(tau, 1 - tau) if isinstance(tau, Tensor) else min(tau, 1 - tau)
+        low, high = tau - self.width * margin / 2, tau + self.width * margin / 2
+        return low, high, self.delta / low, (1 - 2 * self.delta) / (high - low), self.delta / (1 - high)
+
+    def sharpened(self, factor: Any) -> Linear:
+        return replace(self, delta=self.delta / factor, width=self.width / factor)
+
+
+@dataclass(frozen=True)
+class RaisedCosine(Step):
+    """CDF of a raised-cosine threshold on [τ − δ, τ + δ], of score-oriented losses. Zero gradient outside the band.
+
+    It is 0 and 1 at the ends where δ ≤ min(τ, 1 − τ).
+
+    >>> RaisedCosine(delta=0.2)(torch.tensor([0.4, 0.5, 0.7]), 0.5)
+    tensor([0.0908, 0.5000, 1.0000])
+    """
+
+    promises: ClassVar[frozenset[Promise]] = frozenset({Promise.HALF, Promise.ENDS, Promise.SHARPENS})
+    delta: float = 0.1
+
+    def __post_init__(self) -> None:
+        _in_range("RaisedCosine's delta", self.delta, 0.0, 1.0, closed=False)
+
+    def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
+        u = ((p - tau) / self.delta).clamp(-1.0, 1.0)
+        return 0.5 * (1 + u + torch.sin(math.pi * u) / math.pi)
+
+    def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Affine:
+        u = torch.sub(p, tau, out=decision).mul_(math.pi / self.delta).clamp_(-math.pi, math.pi)
+        torch.cos(u, out=slope).add_(1.0)  # 0 at the ends of the band, and so beyond them
+        u.add_(torch.sin(u))
+        return Affine(0.5 / math.pi, 0.5, 0.5 / self.delta)
+
+    def sharpened(self, factor: Any) -> RaisedCosine:
+        return replace(self, delta=self.delta / factor)
+
+
+@dataclass(frozen=True)
+class LogitSigmoid(Step):
+    """σ((logit p − logit τ) / temperature): a sigmoid on logits, as in sigmoidF1. ``temperature=1``, τ = ½ is Identity.
+
+    >>> LogitSigmoid(temperature=0.5)(torch.tensor([0.2, 0.5, 0.9]), 0.5)
+    tensor([0.0588, 0.5000, 0.9878])
+    """
+
+    promises: ClassVar[frozenset[Promise]] = frozenset({Promise.HALF, Promise.ENDS, Promise.SHARPENS})
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        _in_range("LogitSigmoid's temperature", self.temperature, 0.0, math.inf)
+
+    def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
+        # The ends go around the logit: it is infinite there, and infinity times a zero slope is NaN.
+        inside = (p >= torch.finfo(p.dtype).tiny) & (p < 1)
+        z = torch.logit(torch.where(inside, p, 0.5))
+        return self.from_logits(torch.where(inside, z, (p.detach() - 0.5) * math.inf), tau)
+
+    def from_logits(self, z: Tensor, tau: Threshold) -> Tensor:
+        shift = torch.logit(tau) if isinstance(tau, Tensor) else math.log(tau) - math.log1p(-tau)
+        return torch.sigmoid((z - shift) / self.temperature)
+
+    def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Affine:
+        inside = (p >= torch.finfo(p.dtype).tiny) & (p < 1)
+        decision.copy_(self(p, tau))
+        torch.addcmul(decision, decision, decision, value=-1, out=slope)
+        slope.div_(torch.addcmul(p, p, p, value=-1)).masked_fill_(~inside, 0.0)
+        return Affine(1.0, 0.0, 1 / self.temperature)
+
+    def linearise_logits(self, z: Tensor, tau: float, decision: Tensor, slope: Tensor, spare: Tensor) -> Affine:
+        shift = math.log(tau) - math.log1p(-tau)
+        torch.sub(z, shift, out=decision).div_(self.temperature).sigmoid_()
+        torch.addcmul(decision, decision, decision, value=-1, out=slope)
+        return Affine(1.0, 0.0, 1 / self.temperature)
+
+    def sharpened(self, factor: Any) -> LogitSigmoid:
+        return replace(self, temperature=self.temperature / factor)
+
+
+STEPS: Registry[type[Step]] = Registry("step")
+for _name, _step in {
+    "hard": Hard,
+    "identity": Identity,
+    "sigmoid": Sigmoid,
+    "linear": Linear,
+    "raised_cosine": RaisedCosine,
+    "logit_sigmoid": LogitSigmoid,
+}.items():
+    STEPS.add(_name, _step)

@@ -1,0 +1,278 @@
+"""The only door for a user's tensors: check them, mask them, and bring them into one form.
+
+Nothing is guessed: the caller says which task it is and whether the scores are logits or probabilities. Shapes, dtypes
+and options are checked on every call; values are checked by `check_values`, which reads the data and so is left out of
+the training path unless asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from stepless.numerics import constant
+
+Task = Literal["binary", "multiclass", "multilabel"]
+Inputs = Literal["logits", "probabilities"]
+
+#: What ``F.cross_entropy`` ignores, and so what a multiclass target may carry without asking.
+IGNORED_CLASS = -100
+
+
+class Batch(NamedTuple):
+    """A batch as the rest of the package sees it. Classes or labels are dimension 1; a binary batch has none.
+
+    Attributes:
+        scores: Logits or probabilities, float32 or wider, 0 where masked.
+        target: Shaped like ``scores`` (probability of "yes"), or class indices ``(N, d1, …)`` for multiclass.
+        weight: A weight for each sample, shaped to broadcast against the target, or None.
+        mask: 1 where an entry counts and 0 where it is ignored, shaped like the target, or None where all count.
+        logits: Whether ``scores`` are logits.
+        dtype: What the counts are summed in: that of the scores, or float64 for exact evaluation.
+    """
+
+    scores: Tensor
+    target: Tensor
+    weight: Tensor | None
+    mask: Tensor | None
+    logits: bool
+    dtype: torch.dtype
+
+    @property
+    def indices(self) -> bool:
+        """Whether the target holds class indices."""
+        return not self.target.is_floating_point()
+
+    @property
+    def entry_weight(self) -> Tensor | None:
+        """Weight and mask together: what one entry adds to the counts."""
+        if self.weight is None or self.mask is None:
+            return self.mask if self.weight is None else self.weight
+        return self.weight * self.mask
+
+
+def check_task(task: str, inputs: str) -> None:
+    """Raise unless ``task`` and ``inputs`` are known."""
+    if task not in get_args(Task):
+        raise ValueError(f"task must be one of {', '.join(map(repr, get_args(Task)))}; got {task!r}.")
+    if inputs not in get_args(Inputs):
+        raise ValueError(
+            f'inputs must be "logits" (raw scores of any size) or "probabilities" (in [0, 1]); got {inputs!r}.'
+        )
+
+
+def read(
+    input: Tensor,
+    target: Tensor,
+    sample_weight: Tensor | None = None,
+    *,
+    task: Task,
+    inputs: Inputs,
+    ignore_index: int | None = None,
+    class_weight: tuple[float, ...] | None = None,
+    exact: bool = False,
+) -> Batch:
+    """Check shapes and dtypes, and return the batch in the form the counting works on.
+
+    With ``exact``, targets and weights (and so the counts) are float64; the scores keep their own precision, because
+    it decides on which side of a threshold they fall.
+    """
+    _check_tensors(input, target)
+    logits = inputs == "logits"
+    # bfloat16 cannot count past 256 and float16 overflows at 65,504
+    scores = input.to(torch.promote_types(input.dtype, torch.float32))
+    dtype = torch.float64 if exact and input.device.type != "mps" else scores.dtype
+    if task == "multiclass":
+        return _read_multiclass(scores, target, sample_weight, logits, dtype, ignore_index, class_weight)
+
+    if task == "multilabel" and input.dim() < 2:
+        raise ValueError(
+            f"multilabel scores must have shape (N, labels, …); got {_shape(input)}. For one label use task='binary'."
+        )
+    target = _match_binary(target, input)
+    mask = None
+    if ignore_index is not None:
+        counted = target != ignore_index
+        target, scores = torch.where(counted, target, 0), torch.where(counted, scores, 0.0)
+        mask = counted.to(dtype)
+    weight = None
+    if sample_weight is not None:
+        weight = _match_weight(sample_weight, input.shape, dtype, labels=task == "multilabel")
+    return Batch(scores, target.to(dtype), weight, mask, logits, dtype)
+
+
+def _read_multiclass(
+    scores: Tensor,
+    target: Tensor,
+    sample_weight: Tensor | None,
+    logits: bool,
+    dtype: torch.dtype,
+    ignore_index: int | None,
+    class_weight: tuple[float, ...] | None,
+) -> Batch:
+    if scores.dim() < 2 or scores.shape[1] < 2:
+        raise ValueError(
+            f"multiclass scores must have shape (N, K, …) with K ≥ 2 classes; got {_shape(scores)}."
+            " For one score a sample use task='binary'."
+        )
+    classes = scores.shape[1]
+    samples = (scores.shape[0], *scores.shape[2:])
+    mask = None
+    if target.shape == samples and not target.is_floating_point() and target.dtype is not torch.bool:
+        counted = target != (IGNORED_CLASS if ignore_index is None else ignore_index)
+        target = torch.where(counted, target, 0).long()
+        scores = torch.where(counted.unsqueeze(1), scores, 0.0 if logits else 1.0 / classes)
+        mask = counted.to(dtype)
+    elif target.shape == scores.shape and target.is_floating_point():
+        if ignore_index is not None:
+            raise ValueError(
+                "ignore_index has no effect on targets that are class probabilities; give such samples a weight of 0."
+            )
+        target = target.to(dtype)
+    else:
+        hint = ""
+        if target.shape == scores.shape:
+            hint = " Convert a one-hot target with target.argmax(1); for several labels a row use task='multilabel'."
+        raise ValueError(
+            f"multiclass targets must be integer class indices of shape {samples}, or class probabilities (float) of"
+            f" shape {_shape(scores)}; got {_dtype(target)} of shape {_shape(target)}.{hint}"
+        )
+    weight = (
+        None if sample_weight is None else _match_weight(sample_weight, scores.shape, dtype, labels=True).squeeze(1)
+    )
+    if class_weight is not None:
+        if len(class_weight) != classes:
+            raise ValueError(f"weight must have one entry for each of the {classes} classes; got {len(class_weight)}.")
+        per_class = constant(class_weight, scores, dtype)
+        if target.is_floating_point():  # a row of probability y_k is a row of class k that weighs y_k · weight[k]
+            target = target * per_class.view(-1, *[1] * (target.dim() - 2))
+        else:
+            weight = per_class[target] if weight is None else per_class[target] * weight
+    return Batch(scores, target, weight, mask, logits, dtype)
+
+
+def _check_tensors(input: Tensor, target: Tensor) -> None:
+    for name, tensor in (("input", input), ("target", target)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"{name} must be a torch.Tensor; got {type(tensor).__name__}. Convert it with torch.as_tensor."
+            )
+    if not input.is_floating_point():
+        raise TypeError(f"input must hold floating-point scores; got {_dtype(input)}. Pass the model's raw output.")
+    if target.is_complex():
+        raise TypeError(f"target must be bool, integer or float; got {_dtype(target)}.")
+
+
+def _match_binary(target: Tensor, input: Tensor) -> Tensor:
+    if target.shape == input.shape:
+        return target
+    if input.dim() and {target.shape, input.shape} == {input.shape[:1], (*input.shape[:1], 1)}:
+        return target.reshape(input.shape)  # (N,) against (N, 1)
+    raise ValueError(
+        f"target must have the input's shape {_shape(input)}; got {_shape(target)}. Nothing is broadcast:"
+        " reshape one of them, or pass task='multiclass' if the input has one column a class."
+    )
+
+
+def _match_weight(weight: Tensor, shape: torch.Size, dtype: torch.dtype, *, labels: bool) -> Tensor:
+    """The weights shaped to broadcast against scores of ``shape``, whose dimension 1 holds labels or classes."""
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"sample_weight must be a torch.Tensor; got {type(weight).__name__}.")
+    full = (shape[0], 1, *shape[2:]) if labels else tuple(shape)
+    pixels = (shape[0], *shape[2:]) if labels else tuple(shape)
+    if tuple(weight.shape) == full[:1]:
+        return weight.to(dtype).view(-1, *[1] * (len(full) - 1))
+    if tuple(weight.shape) in (full, pixels):
+        return weight.to(dtype).reshape(full)
+    wanted = f"{full[:1]}" + (f", or one a pixel, shape {pixels}" if len(pixels) > 1 else "")
+    raise ValueError(f"sample_weight must have one entry a sample, shape {wanted}; got {_shape(weight)}.")
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Values
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def check_values(
+    input: Tensor,
+    target: Tensor,
+    sample_weight: Tensor | None = None,
+    *,
+    task: Task,
+    inputs: Inputs,
+    ignore_index: int | None = None,
+) -> None:
+    """Raise for NaN, for values out of range and for negative weights. Reads the data: it waits for an accelerator."""
+    if sample_weight is not None and bool((~(sample_weight >= 0) | sample_weight.isinf()).any()):
+        raise ValueError(
+            "sample_weight must be finite and not negative; " + _first(sample_weight, ~(sample_weight >= 0))
+        )
+    if task == "multiclass" and not target.is_floating_point():
+        counted = target != (IGNORED_CLASS if ignore_index is None else ignore_index)
+        _check_classes(target, counted, input.shape[1])
+        counted = counted.unsqueeze(1).expand(input.shape)
+    else:
+        counted = torch.ones_like(target, dtype=torch.bool) if ignore_index is None else target != ignore_index
+        wrong = counted & ~((target >= 0) & (target <= 1))
+        if bool(wrong.any()):
+            raise ValueError(
+                f"targets must be 0 or 1, or probabilities between them; {_first(target, wrong)}"
+                " For labels -1 and 1 pass (target > 0); for class indices pass task='multiclass'."
+            )
+        counted = counted.reshape(input.shape)
+    _check_scores(input, counted, task, inputs)
+
+
+def check_classes(batch: Batch) -> None:
+    """Raise if the target of a multiclass batch holds an index that is no class."""
+    if batch.indices and batch.mask is not None:
+        _check_classes(batch.target, batch.mask != 0, batch.scores.shape[1])
+
+
+def _check_classes(target: Tensor, counted: Tensor, classes: int) -> None:
+    wrong = counted & ((target < 0) | (target >= classes))
+    if bool(wrong.any()):
+        raise ValueError(
+            f"targets must be class indices in [0, {classes}); {_first(target, wrong)}"
+            " Mark samples that are to be left out with ignore_index."
+        )
+
+
+def _check_scores(input: Tensor, counted: Tensor, task: Task, inputs: Inputs) -> None:
+    wrong = counted & input.isnan()
+    if bool(wrong.any()):
+        raise ValueError(f"scores must not be NaN; {int(wrong.sum())} of {input.numel()} are.")
+    if inputs == "probabilities":
+        wrong = counted & ((input < 0) | (input > 1))
+        if bool(wrong.any()):
+            raise ValueError(
+                f"probabilities must lie in [0, 1]; {_first(input, wrong)} For raw scores pass inputs='logits'."
+            )
+        if task == "multiclass":
+            off = (input.sum(1) - 1).abs() * counted.select(1, 0)
+            if bool((off > 1e-2).any()):
+                raise ValueError(
+                    f"class probabilities must sum to 1 a sample; one is off by {float(off.max()):.3g}."
+                    " For raw scores pass inputs='logits'."
+                )
+    elif task == "multiclass":
+        hopeless = (input == torch.inf).any(1) | (input == -torch.inf).all(1)
+        if bool((hopeless & counted.select(1, 0)).any()):
+            raise ValueError(
+                "multiclass logits may be -inf (a class ruled out) but not +inf, nor -inf for every class."
+            )
+
+
+def _first(values: Tensor, wrong: Tensor) -> str:
+    where = wrong if bool(wrong.any()) else values.isinf()
+    return f"got {values[where.expand(values.shape)].flatten()[0].item():g}."
