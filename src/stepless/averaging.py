@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 from stepless.counts import both_classes, cells_of, counts_of, matrix_of
-from stepless.numerics import Array, constant, namespace, ratio
+from stepless.numerics import Array, constant, namespace, nonzero, ratio
 from stepless.registry import Metric
 from stepless.tasks import Task
 
@@ -68,10 +68,27 @@ def _mean(
             labels = scores.shape[-1]
             raise ValueError(f"weight must have one entry for each of the {labels} labels; got {len(label_weight)}.")
         weight = constant(label_weight, scores) + 0 * scores
-    undefined = metric.option("zero_division")
-    if undefined is not None and math.isnan(undefined):
-        # NaN counts come from NaN scores and must stay visible; NaN of real counts is an absent class, to be dropped
-        absent = xp.isnan(scores) & ~xp.isnan(table).any(-1)
+    absent = undefined(metric, scores, table)
+    if absent is not None:
         scores = xp.where(absent, 0.0, scores)
         weight = xp.where(absent, 0.0, 1.0 + 0 * scores if weight is None else weight)
-    return scores.mean(-1) if weight is None else ratio((scores * weight).sum(-1), weight.sum(-1))
+    if weight is None:
+        return scores.mean(-1)
+    if average == "weighted":  # where no class has support, all that are defined count alike, as in scikit-learn
+        equal = 1.0 + 0 * scores if absent is None else xp.where(absent, 0.0, 1.0)
+        weight = xp.where(nonzero(weight.sum(-1))[..., None], weight, equal)
+    return ratio((scores * weight).sum(-1), weight.sum(-1), 0.0 if absent is None else math.nan)
+
+
+def undefined(metric: Metric, scores: Array, table: Array) -> Array | None:
+    """Where a score is NaN because ``zero_division=nan`` marks it as undefined; None where the metric marks nothing.
+
+    NaN counts come from NaN scores. They make a NaN that must stay visible, and are no undefined score.
+    """
+    mark = metric.option("zero_division")
+    if mark is None or not math.isnan(mark):
+        return None
+    xp = namespace(scores)
+    axes = table.shape[scores.ndim :]
+    broken = xp.isnan(table.reshape(*scores.shape, -1) if axes else table).any(-1)
+    return xp.isnan(scores) & ~broken

@@ -1,18 +1,19 @@
 """Decisions and targets into counts: plain sums, over whatever belongs together.
 
-`cells` gives the four counts for each threshold, unit and class; `matrix` the K×K sums of a multiclass batch. A unit
-is what is scored by itself before averaging: the whole batch, or each image, or each sample.
+`cells` and `class_cells` give the four counts for each threshold, unit and class; `class_matrix` the K×K sums of a
+multiclass batch. A unit is what is scored by itself before averaging: the whole batch, or each image, or each sample.
+
+All four cells are sums of products. Taking one as a difference of sums would be cheaper, but where it is empty the sums
+may round differently, and then 0/0 becomes any number at all.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from stepless.counts import cells_from_margins
 from stepless.numerics import constant
 from stepless.steps import Hard, Identity, Step
 from stepless.tasks import Batch
@@ -79,42 +80,41 @@ def cells(batch: Batch, decision: Tensor, unit: Unit, *, labels: bool, overlap: 
         kept = [*kept, 1]
     summed = [axis - len(axes) for axis in axes if axis not in kept]  # from the end: a set of cuts leads the shape
 
-    truth = target if weight is None else target * weight
-    if overlap == "expected":
-        tp = _dot(decision, truth, summed)
+    yes, no = target, 1 - target
+    if overlap == "min":
+        tp, tn = torch.minimum(decision, yes), torch.minimum(1 - decision, no)
+        four = [tp, decision - tp, yes - tp, tn]
     else:
-        tp = _dot(torch.minimum(decision, target), weight, summed)
-    predicted, support = _dot(decision, weight, summed), _dot(truth, None, summed)
-    total = (
-        math.prod(target.shape[axis] for axis in summed)
-        if weight is None
-        else _dot(weight.expand_as(target), None, summed)
-    )
+        four = [decision * yes, decision * no, (1 - decision) * yes, (1 - decision) * no]
+    sums = [_dot(cell, weight, summed) for cell in four]
     classes = target.shape[1] if 1 in kept and unit != "sample" else 1
     thresholds = decision.shape[0] if decision.dim() > target.dim() else 1
-    return cells_from_margins(tp, predicted, support, total).view(thresholds, -1, classes, 4)
+    return torch.stack(sums, -1).view(thresholds, -1, classes, 4)
 
 
 def class_cells(batch: Batch, decision: Tensor, unit: Unit, *, overlap: Overlap = "expected") -> Tensor:
     """Counts ``(1, units, K, 4)`` of each class against the rest, without the K×K matrix."""
     classes, weight = decision.shape[1], _inner_weight(batch, unit)
     summed = [axis for axis in range(decision.dim()) if axis != 1 and not (axis == 0 and unit == "image")]
+    per_class = None if weight is None else weight.unsqueeze(1)
     if batch.indices:
-        hit = decision.gather(1, batch.target.unsqueeze(1)).squeeze(1)
-        tp = _by_class(hit if weight is None else hit * weight, batch.target, classes, unit)
-        support = _by_class(
-            torch.ones_like(hit) if weight is None else weight.expand_as(hit), batch.target, classes, unit
+        index = batch.target.unsqueeze(1)
+        hit = decision.gather(1, index).squeeze(1)
+        tp, fn = (
+            _by_class(share if weight is None else share * weight, batch.target, classes, unit)
+            for share in (hit, 1 - hit)
         )
-        predicted = _dot(decision, None if weight is None else weight.unsqueeze(1), summed)
+        fp, tn = (_dot(share.scatter(1, index, 0.0), per_class, summed) for share in (decision, 1 - decision))
     else:
-        weight = None if weight is None else weight.unsqueeze(1)
-        truth = batch.target if weight is None else batch.target * weight
-        if overlap == "expected":
-            tp = _dot(decision, truth, summed)
+        yes = batch.target
+        no = yes.sum(1, keepdim=True) - yes
+        if overlap == "min":
+            hit, miss = torch.minimum(decision, yes), torch.minimum(1 - decision, no)
+            four = [hit, decision - hit, yes - hit, miss]
         else:
-            tp = _dot(torch.minimum(decision, batch.target), weight, summed)
-        predicted, support = _dot(decision, truth.sum(1, keepdim=True), summed), _dot(truth, None, summed)
-    return cells_from_margins(tp, predicted, support, support.sum(-1, keepdim=True)).view(1, -1, classes, 4)
+            four = [decision * yes, decision * no, (1 - decision) * yes, (1 - decision) * no]
+        tp, fp, fn, tn = (_dot(cell, per_class, summed) for cell in four)
+    return torch.stack([cell.view(-1, classes) for cell in (tp, fp, fn, tn)], -1).unsqueeze(0)
 
 
 def class_matrix(batch: Batch, decision: Tensor, unit: Unit) -> Tensor:
@@ -124,7 +124,7 @@ def class_matrix(batch: Batch, decision: Tensor, unit: Unit) -> Tensor:
     rows = rows.movedim(1, -1).reshape(-1, classes)
     if batch.indices:
         units, index = _unit_index(batch.target, classes, unit)
-        return rows.new_zeros(units * classes, classes).index_add(0, index, rows).view(units, classes, classes)
+        return sum_rows(rows, index, units * classes).view(units, classes, classes)
     units = decision.shape[0] if unit == "image" else 1
     truth = batch.target.movedim(1, -1).reshape(units, -1, classes)
     return truth.mT @ rows.view(units, -1, classes)
@@ -142,7 +142,7 @@ def unit_weight(batch: Batch, unit: Unit) -> Tensor:
     if inside is None:
         weight = torch.ones(kept, dtype=batch.dtype, device=batch.scores.device)
     else:
-        weight = (inside.expand_as(batch.target).sum(axes) != 0).to(batch.dtype)
+        weight = (_dot(inside.expand_as(batch.target), None, axes) != 0).to(batch.dtype)
     if batch.weight is not None and _outside(batch, unit):
         weight = weight * batch.weight.reshape(weight.shape)
     return weight.reshape(-1)
@@ -167,16 +167,19 @@ def _check_length(name: str, got: int, wanted: int, noun: str, *, one_for_all: b
 
 def _dot(a: Tensor, b: Tensor | None, axes: list[int]) -> Tensor:
     """Sum of ``a * b`` over ``axes``."""
-    if b is None:
-        return a.sum(axes)
-    if len(axes) == a.dim() and a.shape == b.shape:
-        return torch.dot(a.reshape(-1), b.reshape(-1))  # no array for the product
-    return (a * b).sum(axes)
+    product = a if b is None else a * b  # not torch.dot: it adds one by one, and a million equal terms drift
+    return product.sum(axes) if axes else product  # torch takes no axes for all axes
 
 
 def _by_class(values: Tensor, target: Tensor, classes: int, unit: Unit) -> Tensor:
     units, index = _unit_index(target, classes, unit)
-    return values.new_zeros(units * classes).index_add(0, index, values.reshape(-1)).view(units, classes)
+    return sum_rows(values.reshape(-1), index, units * classes).view(units, classes)
+
+
+def sum_rows(values: Tensor, index: Tensor, rows: int) -> Tensor:
+    """Sums of the values that share an index, in float64: added one by one, float32 drifts, and stalls at 2^24."""
+    wide = values.to(torch.float64) if values.device.type != "mps" else values
+    return wide.new_zeros(rows, *values.shape[1:]).index_add(0, index, wide).to(values.dtype)
 
 
 def _unit_index(target: Tensor, classes: int, unit: Unit) -> tuple[int, Tensor]:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepless.formula import resolve
+from stepless.metrics import METRICS
 from stepless.numerics import Array
 from stepless.registry import Metric
 
-_FORM = re.compile(r"^(?P<metric>.+?)\s*(?P<sign>>=|<=)\s*(?P<bound>[-+.\deE]+)$", re.DOTALL)
+_FORM = re.compile(r"^(?P<metric>[^<>=,]+?)\s*(?P<sign>>=|<=)\s*(?P<bound>[-+.\deE]+)$", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,21 @@ def parse_constraints(subject_to: str | Constraint | Sequence[str | Constraint] 
         return ()
     if isinstance(subject_to, (str, Constraint)):
         subject_to = [subject_to]
+    if not isinstance(subject_to, Sequence):
+        raise _not_text(subject_to)
     parsed: list[Constraint] = []
     for entry in subject_to:
         if isinstance(entry, Constraint):
             parsed.append(entry)
             continue
         if not isinstance(entry, str):
-            raise TypeError(f'subject_to must be text such as "precision >= 0.9"; got {type(entry).__name__}.')
+            raise _not_text(entry)
         parsed.extend(_parse(part) for part in re.split(r"\band\b", entry))
     return tuple(parsed)
+
+
+def _not_text(entry: object) -> TypeError:
+    return TypeError(f'subject_to must be text such as "precision >= 0.9"; got {type(entry).__name__}.')
 
 
 def _parse(text: str) -> Constraint:
@@ -62,7 +69,8 @@ def _parse(text: str) -> Constraint:
         )
     metric = resolve(match["metric"])
     at_least = match["sign"] == ">="
+    known = metric.name in METRICS  # the best of a formula that grows with the data is not known beforehand
     beyond = bound > metric.best if metric.greater_is_better else bound < metric.best
-    if beyond and at_least == metric.greater_is_better:
+    if known and beyond and at_least == metric.greater_is_better:
         raise ValueError(f"{text.strip()!r} can never hold: the best {metric.name} is {metric.best:g}.")
     return Constraint(metric, at_least, bound)

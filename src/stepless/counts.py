@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from stepless.numerics import Array, namespace, unstack
+from stepless.numerics import Array, identity, namespace, unstack
 
 
 class Counts(NamedTuple):
@@ -51,13 +51,11 @@ def matrix_of(cells: Array) -> Array:
 
 
 def cells_of(matrix: Array) -> Array:
-    """One-against-the-rest cells ``(..., K, 4)`` of a confusion matrix ``(..., K, K)``."""
-    tp = matrix.diagonal(0, -2, -1)
-    support, predicted = matrix.sum(-1), matrix.sum(-2)
-    return cells_from_margins(tp, predicted, support, support.sum(-1)[..., None])
+    """One-against-the-rest cells ``(..., K, 4)`` of a confusion matrix ``(..., K, K)``.
 
-
-def cells_from_margins(tp: Array, predicted: Array, support: Array, total: Array) -> Array:
-    """Cells ``(..., 4)`` from the true positives and the sums of their column, their row and everything."""
-    fp = predicted - tp
-    return namespace(tp).stack([tp, fp, support - tp, total - support - fp], -1)
+    No cell is a difference of two sums that could round differently: an empty cell is exactly 0.
+    """
+    xp, diagonal = namespace(matrix), identity(matrix)
+    tp, errors = matrix.diagonal(0, -2, -1), xp.where(diagonal, 0.0, matrix)
+    elsewhere = xp.where(diagonal, 0.0, matrix.sum(-1)[..., None] - matrix)
+    return xp.stack([tp, errors.sum(-2), errors.sum(-1), elsewhere.sum(-2)], -1)

@@ -32,7 +32,7 @@ _FUNCTIONS: dict[str, tuple[int | None, Callable[..., Array]]] = {
     "min": (2, minimum),
     "max": (2, maximum),
 }
-_LONGEST, _DEEPEST, _LARGEST, _STEEPEST = 1000, 50, 1e300, 16
+_LONGEST, _DEEPEST, _LARGEST, _STEEPEST, _LONGEST_NAME = 1000, 50, 1e300, 16, 60
 
 Evaluate = Callable[[Counts], Array]
 
@@ -51,8 +51,8 @@ def resolve(metric: str | Metric | Callable[..., Any], *, maximize: bool | None 
         >>> resolve("5*fn + fp", maximize=False).best
         0.0
     """
-    if isinstance(metric, str) and metric in METRICS:
-        metric = METRICS[metric]
+    if isinstance(metric, str) and metric.strip() in METRICS:
+        metric = METRICS[metric.strip()]
     if isinstance(metric, Metric):
         if maximize is not None and maximize != metric.greater_is_better:
             direction = "maximised" if metric.greater_is_better else "minimised"
@@ -64,7 +64,7 @@ def resolve(metric: str | Metric | Callable[..., Any], *, maximize: bool | None 
         raise TypeError(f"a formula has no options; got {', '.join(map(repr, options))}. Write the value into it.")
     if isinstance(metric, str):
         if metric.strip().isidentifier():
-            raise ValueError(METRICS.unknown(metric.strip()))
+            raise ValueError(METRICS.unknown(metric.strip()[:_LONGEST_NAME]))
         return _probed(metric.strip(), parse(metric), maximize)
     if callable(metric):
         return _probed(getattr(metric, "__name__", type(metric).__name__), SafeFormula(metric), maximize)
@@ -75,7 +75,14 @@ def resolve(metric: str | Metric | Callable[..., Any], *, maximize: bool | None 
 
 
 def _check_options(metric: Metric) -> None:
-    """Call the formula once, so that an option out of range is reported when it is given and not in the first batch."""
+    """Try the options when they are given, not in the first batch: every number in range, and the formula computes."""
+    for name, value in metric.options:
+        default = metric.defaults[name]
+        if isinstance(default, float):
+            wanted = "be a number or nan" if name == "zero_division" else "be a finite number that is not negative"
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or (name != "zero_division" and not 0 <= value < math.inf):
+                raise ValueError(f"{name} must {wanted}; got {value!r}.")
     if metric.name == "cost" and metric.options:
         return  # how many classes there are is known at the first batch only
     cells = torch.ones(2, 2, dtype=torch.float64)
@@ -86,10 +93,12 @@ def _check_options(metric: Metric) -> None:
 _PROBE = ((3.0, 1.0, 2.0, 4.0), (1.0, 0.0, 0.0, 1.0), (5.0, 2.0, 7.0, 1.0))
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def _probed(name: str, function: Callable[..., Array], maximize: bool | None) -> Metric:
     """Make a metric of a formula, after checking that it is a scalar function of the counts that has a gradient."""
-    probe = torch.tensor(_PROBE, dtype=torch.float64, requires_grad=True)
     try:
+        probe = torch.tensor(_PROBE, dtype=torch.float64, requires_grad=True)
         value = function(*probe.unbind(-1))
     except ValueError:
         raise
@@ -101,7 +110,7 @@ def _probed(name: str, function: Callable[..., Array], maximize: bool | None) ->
     if not isinstance(value, Tensor) or value.shape != (3,):
         got = f"shape {tuple(value.shape)} for shape (3,)" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise ValueError(f"the formula {name!r} must give one number for each entry of (tp, fp, fn, tn); got {got}.")
-    if not value.requires_grad:
+    if not value.requires_grad or not torch.autograd.grad(value.sum(), probe, retain_graph=True)[0].any():
         raise ValueError(
             f"the formula {name!r} has no gradient with respect to the counts; use no comparison or rounding in it, nor"
             " .item() or .detach()."
@@ -138,10 +147,12 @@ class SafeCount:
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         plain = [_value(a) for a in args]
-        if func in (torch.div, torch.true_divide, torch.divide):
+        if func in (torch.div, torch.true_divide, torch.divide, Tensor.div, Tensor.__truediv__):
             return cls(ratio(*plain[:2]))
         if func is torch.sqrt:
             return cls(root(plain[0]))
+        if func is torch.pow and isinstance(plain[1], int | float):
+            return cls(_power(plain[0], plain[1]))
         result = func(*plain, **{k: _value(v) for k, v in (kwargs or {}).items()})
         return cls(result) if isinstance(result, Tensor) else result
 
@@ -176,23 +187,25 @@ class SafeCount:
         """The safe square root."""
         return SafeCount(root(self.value))
 
-    def __bool__(self) -> bool:
+    def _refuse(self, *_: Any) -> bool:
         raise ValueError(
             "a formula cannot branch on a count: it has no gradient there. Use arithmetic, sl.minimum or sl.maximum."
         )
 
     __radd__ = __add__
     __rmul__ = __mul__
+    __bool__ = __gt__ = __lt__ = __ge__ = __le__ = __eq__ = __ne__ = _refuse
+    __hash__ = object.__hash__
 
 
 def for_formulas(function: Callable[..., Array]) -> Callable[..., Array]:
     """Let a function of arrays take the counts of a user's formula as well."""
 
     @wraps(function)
-    def accepting(*args: Any) -> Any:
+    def accepting(*args: Any, **options: Any) -> Any:
         if any(isinstance(arg, SafeCount) for arg in args):
-            return SafeCount(function(*map(_value, args)))
-        return function(*args)
+            return SafeCount(function(*map(_value, args), **options))
+        return function(*args, **options)
 
     return accepting
 
@@ -204,8 +217,10 @@ def _value(x: Any) -> Any:
 
 
 def _power(base: Array, exponent: float) -> Array:
-    if isinstance(base, (int, float)):
-        return float(base) ** exponent
+    if isinstance(base, int | float):
+        if exponent < 0:
+            return ratio(1.0, _power(base, -exponent))
+        return root(base, 1 / exponent) if exponent < 1 else float(base) ** exponent
     if exponent < 0:
         return ratio(1.0, _power(base, -exponent))
     if 0 < exponent < 1:
@@ -262,23 +277,22 @@ class _Parser:
     def parse(self) -> Evaluate:
         if len(self.text) > _LONGEST:
             raise ValueError(f"a formula may have {_LONGEST} characters; this one has {len(self.text)}.")
-        if not self.text.isascii():
-            at = next(i for i, c in enumerate(self.text) if not c.isascii())
-            raise self._error("a formula is written in plain ASCII characters", at)
+        odd = next((i for i, c in enumerate(self.text) if not (" " <= c <= "~" or c in "\n\t")), None)
+        if odd is not None:
+            raise self._error("a formula is written in plain printable characters", odd)
+        # One line and no leading space, so that a position in it is a position in what the user typed.
+        self.text = self.text.replace("\n", " ").replace("\t", " ")
+        self.text = self.text.strip()
         try:
-            tree = ast.parse(self.text.strip(), mode="eval")
+            tree = ast.parse(self.text, mode="eval")
         except SyntaxError as error:
             raise self._error("the formula cannot be read", max((error.offset or 1) - 1, 0)) from None
-        except (RecursionError, MemoryError, ValueError):
-            raise ValueError(
-                f"the formula {self.text[:40]!r} is nested too deeply or holds an odd character."
-            ) from None
-        self.text = self.text.strip()
+        except (RecursionError, MemoryError):
+            raise ValueError(f"the formula {self.text[:40]!r} is nested too deeply.") from None
         return self._node(tree.body, 0)
 
     def _error(self, problem: str, at: int) -> ValueError:
-        line = self.text.replace("\n", " ").replace("\t", " ")
-        return ValueError(f"{problem}, at character {at + 1}:\n  {line}\n  {' ' * at}^")
+        return ValueError(f"{problem}, at character {at + 1}:\n  {self.text}\n  {' ' * at}^")
 
     def _node(self, node: ast.expr, depth: int) -> Evaluate:
         if depth > _DEEPEST:

@@ -47,6 +47,8 @@ Differentiate = Callable[[tuple[float, ...]], tuple[float, list[float]]]
 _PROBES = ((3.0, 1.0, 2.0, 4.0), (50.5, 0.25, 7.0, 1.0), (0.0, 0.0, 2.0, 5.0), (2.0, 3.0, 0.0, 0.0))
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def differentiator(of: Callable[[Any], Any], of_numbers: Callable[..., Any] | None) -> Differentiate | None:
     """The fastest way to a value and its partial derivatives that agrees with torch's, or None.
 
@@ -110,7 +112,10 @@ class _LossOfCounts(torch.autograd.Function):
         )  # given away, so that it becomes the input's gradient without a copy
         if gradient is None:  # the second pass through a retained graph
             _, gradient = _differentiated(scores, ctx.settings, ctx.differentiate, wanted=True)
-        factor = grad.item()
+        try:
+            factor = grad.item()
+        except RuntimeError:  # a batch of gradients at once, as jacobian(vectorize=True) sends
+            return gradient * grad, None, None
         return gradient if factor == 1.0 else gradient.mul_(factor), None, None
 
 
@@ -151,16 +156,20 @@ def _count(
             scale, shift, steepness = step.linearise(block, tau, h, slope)
         if share is None:
             decided, here = h.sum().item(), float(truth.numel())
+            positives = truth.sum().item()
         else:
-            decided, here = torch.dot(h, share).item(), share.sum().item()
-            truth = torch.mul(truth, share, out=spare)
-        positives = truth.sum().item()
-        tp += scale * torch.dot(h, truth).item() + shift * positives
+            decided, here = torch.mul(h, share, out=spare).sum().item(), share.sum().item()
+            positives = torch.mul(truth, share, out=spare).sum().item()
+            truth = spare
+        # not torch.dot: it adds one by one, and a million equal terms drift
+        tp += scale * h.mul_(truth).sum().item() + shift * positives
         predicted += scale * decided + shift * here
         support += positives
         total += here
-    fp = predicted - tp
-    return (tp, fp, support - tp, total - support - fp), slopes, steepness
+    cells = (tp, predicted - tp, support - tp, total - support - predicted + tp)
+    # A cell below the sums' own rounding is empty: 0/0 must not become a ratio of two roundings.
+    noise = 4 * torch.finfo(z.dtype).eps * total
+    return tuple(cell if not abs(cell) < noise else 0.0 for cell in cells), slopes, steepness
 
 
 def _pull_back(slopes: Tensor, y: Tensor, w: Tensor | None, hit: float, alarm: float) -> Tensor:

@@ -15,6 +15,7 @@ from stepless import kernels
 from stepless.constraints import parse_constraints
 from stepless.cross_entropy import cross_entropy_sums, mean_cross_entropy
 from stepless.formula import resolve
+from stepless.metrics import METRICS
 from stepless.registry import Metric
 from stepless.schedules import Schedule
 from stepless.scoring import Path, make_path
@@ -26,7 +27,9 @@ from stepless.tasks import Batch, check_classes, check_values
 DEFAULT_STEP = Linear(delta=0.1)
 
 #: A constraint's multiplier grows by this times the violation in each training batch, up to the cap.
-_MULTIPLIER_RATE, _MULTIPLIER_CAP = 0.1, 100.0
+_MULTIPLIER_RATE, _MULTIPLIER_CAP = 1.0, 100.0
+#: A constraint pulls until it holds by this much, so that the last step does not end a sample short of it.
+_MARGIN = 0.01
 _PATIENCE = 100  # forwards of a scheduled loss without advance() before it warns
 
 
@@ -124,10 +127,10 @@ class MetricLoss(nn.Module):
 
     def forward(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         """The loss of a batch."""
-        if self.validate and not torch.compiler.is_compiling():
-            self._check_values(input, target, sample_weight)
         with _full_precision(input):
             batch = self.path.read(input, target, sample_weight)
+            if self.validate and not torch.compiler.is_compiling():
+                self._check_values(input, target, sample_weight)
             cut = self.path.cuts
             if self._differentiate is not None and isinstance(cut, float) and kernels.is_fused(batch):
                 return kernels.loss_of_counts(batch, self.step, cut, self._distance, self._differentiate)
@@ -178,7 +181,7 @@ class MetricLoss(nn.Module):
         ):
             # The value and the activity come from the decisions themselves, the direction from the smooth counts.
             pull = constraint.violation(soft)
-            loss = loss + multiplier.to(loss) * (hard.clamp(min=0) + (hard > 0) * (pull - pull.detach()))
+            loss = loss + multiplier.to(loss) * (hard.clamp(min=0) + (hard > -_MARGIN) * (pull - pull.detach()))
         return loss
 
     def _distance(self, cells: Any) -> Any:
@@ -199,8 +202,8 @@ class MetricLoss(nn.Module):
 
     def advance(self, progress: float) -> None:
         """Report training progress in [0, 1] to the schedule; without a schedule this does nothing."""
-        if not 0 <= progress <= 1:
-            raise ValueError(f"progress must lie in [0, 1], as in step / total_steps; got {progress}.")
+        if not isinstance(progress, int | float) or not 0 <= progress <= 1:
+            raise ValueError(f"progress must lie in [0, 1], as in step / total_steps; got {progress!r}.")
         if self.schedule is not None:
             self.progress.fill_(progress)
             self._waiting = -1
@@ -221,6 +224,8 @@ class MetricLoss(nn.Module):
     def extra_repr(self) -> str:
         """The settings that differ from the defaults."""
         shown = [repr(self.metric.name), *(f"{k}={v!r}" for k, v in self.metric.options), f"step={self.step}"]
+        if not self.metric.greater_is_better and self.metric.name not in METRICS:
+            shown.append("maximize=False")
         path, plain = self.path, Path()
         shown += [
             f"{k}={getattr(path, k)!r}" for k in ("task", "average", "inputs") if getattr(path, k) != getattr(plain, k)
@@ -229,7 +234,9 @@ class MetricLoss(nn.Module):
         shown += [f"{k}={getattr(path, k)!r}" for k in ("ignore_index", "weight") if getattr(path, k) is not None]
         shown += ["per_image=True"] * (path.unit == "image") + ["overlap='min'"] * (path.overlap == "min")
         if self.blend:
-            shown.append(f"blend={self.blend:g} {self.cross_entropy}")
+            shown.append(f"blend={self.blend:g}")
+        if self.cross_entropy != "plain":
+            shown.append(f"cross_entropy={self.cross_entropy!r}")
         if self.schedule is not None:
             shown.append(f"schedule={self.schedule}")
         if self.constraints:
@@ -254,17 +261,20 @@ class MetricLoss(nn.Module):
         """What a training batch leaves behind: the multipliers of violated constraints grow."""
         if self.constraints:
             with torch.no_grad():
-                grown = self.multipliers + _MULTIPLIER_RATE * torch.stack(self._violations(state)).clamp(min=0).to(
-                    self.multipliers
-                )
-                self.multipliers.copy_(grown.clamp(max=_MULTIPLIER_CAP))
+                violation = torch.stack(self._violations(state)).to(self.multipliers)
+                growth = torch.where(violation > 0, _MULTIPLIER_RATE * violation, 0.0)  # NaN is not above 0
+                grown = (self.multipliers + growth).clamp(max=_MULTIPLIER_CAP)
+            if torch.compiler.is_compiling():
+                self.multipliers = grown  # a compiled backward would read the buffer after a change in place
+            else:
+                self.multipliers.copy_(grown)
         if self.schedule is not None and not torch.compiler.is_compiling() and self._waiting >= 0:
             self._waiting += 1
             if self._waiting == _PATIENCE:
                 warnings.warn(
                     f"{_PATIENCE} training batches without advance(): the schedule stands still. Call"
                     " loss_fn.advance(step / total_steps) in the training loop.",
-                    stacklevel=4,
+                    stacklevel=5,  # the caller of the loss
                 )
 
     def _check_values(self, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> None:
@@ -290,8 +300,10 @@ def make_step(step: Step | str | None) -> Step:
 
 
 def _check_blend(blend: float, cross_entropy: str, schedule: Schedule | None) -> tuple[float, str]:
-    if not 0 <= blend <= 1:
-        raise ValueError(f"blend is the share of cross-entropy in the loss, in [0, 1]; got {blend}.")
+    if not isinstance(blend, int | float) or not 0 <= blend <= 1:
+        raise ValueError(f"blend is the share of cross-entropy in the loss, in [0, 1]; got {blend!r}.")
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise TypeError(f"schedule must be a stepless.Schedule; got {schedule!r}.")
     if cross_entropy not in ("plain", "balanced"):
         raise ValueError(f'cross_entropy must be "plain" or "balanced"; got {cross_entropy!r}.')
     scheduled = schedule is not None and schedule.blend is not None
@@ -304,7 +316,7 @@ def _check_blend(blend: float, cross_entropy: str, schedule: Schedule | None) ->
 
 def _full_precision(input: Tensor) -> Any:
     """Autocast off, because it would count in half precision; nothing at all where it is off already."""
-    if torch.is_autocast_enabled(input.device.type):
+    if isinstance(input, Tensor) and torch.is_autocast_enabled(input.device.type):
         return torch.autocast(input.device.type, enabled=False)
     return nullcontext()
 

@@ -14,9 +14,9 @@ same text serves torch, numpy and JAX. To add a metric, write one function; see 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, get_args
 
-from stepless.numerics import Array, absolute, constant, nonzero, ratio, root
+from stepless.numerics import Array, absolute, constant, nonzero, product, ratio, root
 from stepless.registry import Kind, Metric, Registry
 
 Formula = TypeVar("Formula", bound=Callable[..., Array])
@@ -25,8 +25,8 @@ METRICS: Registry[Metric] = Registry("metric")
 
 
 def metric(
-    *,
-    best: float,
+    *misplaced: object,
+    best: float | None = None,
     greater_is_better: bool = True,
     kind: Kind = "class",
     aliases: tuple[str, ...] = (),
@@ -35,6 +35,7 @@ def metric(
     """Register a formula of the confusion counts under its function's name, and leave the function as it is.
 
     Args:
+        misplaced: Nothing; a formula given here is told how to register.
         best: The score of a perfect decision; the loss is the distance from it.
         greater_is_better: False for costs and error rates.
         kind: ``"class"`` (a formula of one class), ``"joint"`` (all classes, last axis) or ``"matrix"``.
@@ -50,6 +51,10 @@ def metric(
         >>> sl.score([2.0, -1.0, 3.0], [1, 1, 0], "mean_of_both").item()
         0.5
     """
+    if misplaced or best is None:
+        raise TypeError("a metric is registered by @metric(best=…), with the score of a perfect decision.")
+    if kind not in get_args(Kind):
+        raise ValueError(f"kind must be one of {', '.join(map(repr, get_args(Kind)))}; got {kind!r}.")
 
     def register(formula: Formula) -> Formula:
         made = Metric(formula.__name__, formula, best, greater_is_better, kind, source)
@@ -209,15 +214,15 @@ def balanced_accuracy(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
 @metric(kind="joint", best=1.0, aliases=("tss", "youden_j", "bookmaker", "true_skill_statistic"), source="Youden 1950")
 def informedness(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
     """Balanced accuracy rescaled so that chance scores 0: for two classes, recall + specificity − 1."""
-    classes = nonzero(tp + fn).sum(-1)
-    return ratio(ratio(tp, tp + fn).sum(-1) - 1, classes - 1)
+    chance = ratio(1 + 0 * tp.sum(-1), nonzero(tp + fn).sum(-1))
+    return ratio(balanced_accuracy(tp, fp, fn, tn) - chance, 1 - chance)
 
 
 @metric(kind="joint", best=1.0, aliases=("gmean", "geometric_mean"), source="Kubat and Matwin 1997; Sun et al. 2006")
 def g_mean(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
     """Geometric mean of the recalls of all K classes: for two classes, √(recall · specificity)."""
     # a root each, then the product: the product of many recalls underflows float32
-    return root(ratio(tp, tp + fn), degree=tp.shape[-1]).prod(-1)
+    return product(root(ratio(tp, tp + fn), degree=tp.shape[-1]))
 
 
 @metric(kind="joint", best=1.0, aliases=("phi", "matthews_corrcoef"), source="Matthews 1975; Gorodkin 2004")
@@ -253,8 +258,8 @@ def weighted_kappa(matrix: Array, *, weights: str = "quadratic") -> Array:
     if weights not in ("linear", "quadratic"):
         raise ValueError(f'weights must be "linear" or "quadratic"; got {weights!r}.')
     true, decided = matrix.sum(-1), matrix.sum(-2)
-    index = (true * 0 + 1).cumsum(-1)
-    distance = absolute(index[..., :, None] - index[..., None, :])
+    index = constant(range(matrix.shape[-1]), matrix)
+    distance = absolute(index[:, None] - index)
     penalty = distance if weights == "linear" else distance * distance
     by_chance = true[..., :, None] * ratio(decided, decided.sum(-1)[..., None])[..., None, :]
     expected = (penalty * by_chance).sum(-1).sum(-1)
@@ -267,7 +272,9 @@ def cost(matrix: Array, *, costs: Sequence[Sequence[float]] | None = None) -> Ar
     classes = matrix.shape[-1]
     if costs is None:
         costs = [[float(true != decided) for decided in range(classes)] for true in range(classes)]
-    if len(costs) != classes or any(len(row) != classes for row in costs):
-        shape = f"{len(costs)}×{'/'.join(sorted({str(len(row)) for row in costs}))}"
-        raise ValueError(f"costs must be {classes}×{classes} for {classes} classes (rows the truth); got {shape}.")
+    if (
+        not isinstance(costs, Sequence)
+        or [len(row) if isinstance(row, Sequence) else 0 for row in costs] != [classes] * classes
+    ):
+        raise ValueError(f"costs must be {classes}×{classes} for {classes} classes (rows the truth); got {costs!r}.")
     return ratio((constant(costs, matrix) * matrix).sum(-1).sum(-1), matrix.sum(-1).sum(-1))

@@ -50,6 +50,8 @@ def root(x: Array, degree: float = 2.0) -> Array:
     >>> root(torch.tensor([9.0, 0.0]))
     tensor([3., 0.])
     """
+    if isinstance(x, int | float):
+        return float(x) ** (1.0 / degree) if x > 0 else 0.0 * x
     xp = namespace(x)
     positive = (x if xp is torch else x.real) > 0
     base = xp.where(positive, x, 1.0)
@@ -62,6 +64,15 @@ def absolute(x: Array) -> Array:
     if isinstance(x, torch.Tensor | int | float):
         return abs(x)
     return namespace(x).where(x.real < 0, -x, x)
+
+
+def product(x: Array) -> Array:
+    """The product over the last axis, taken in pairs: torch's own derivative of ``prod`` waits for the device."""
+    while x.shape[-1] > 1:
+        odd = x[..., x.shape[-1] // 2 * 2 :]
+        x = x[..., : x.shape[-1] // 2 * 2 : 2] * x[..., 1::2]
+        x = namespace(x).concatenate([x, odd], -1) if odd.shape[-1] else x
+    return x[..., 0]
 
 
 def minimum(a: Array, b: Array) -> Array:
@@ -79,6 +90,14 @@ def unstack(x: Array) -> tuple[Array, ...]:
     if isinstance(x, torch.Tensor):
         return x.unbind(-1)
     return tuple(x[..., i] for i in range(x.shape[-1]))
+
+
+def identity(matrix: Array) -> Array:
+    """True on the diagonal of the last two axes."""
+    size = matrix.shape[-1]
+    if isinstance(matrix, torch.Tensor):
+        return torch.eye(size, dtype=torch.bool, device=matrix.device)
+    return namespace(matrix).eye(size, dtype=bool)
 
 
 def _extremum(a: Array, b: Array, name: str, of_numbers: Any) -> Array:
@@ -99,12 +118,13 @@ def constant(values: Any, like: Array, dtype: Any = None) -> Array:
     dtype = dtype or like.dtype
     if not isinstance(like, torch.Tensor):
         return namespace(like).asarray(values, dtype=dtype)
-    if like.device.type == "cpu" or torch.compiler.is_compiling():
-        return torch.tensor(values, dtype=dtype, device=like.device)
+    if like.device.type == "cpu" or torch.compiler.is_compiling() or type(like) is not torch.Tensor:
+        return torch.tensor(as_tuple(values), dtype=dtype, device=like.device)
     return _kept_constant(as_tuple(values), dtype, like.device)
 
 
 @lru_cache(maxsize=256)
+@torch.inference_mode(False)  # a constant made for an evaluation may be wanted for training
 def _kept_constant(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype, device=device)
 
@@ -113,4 +133,4 @@ def as_tuple(values: Any) -> Any:
     """Nested sequences, arrays or tensors as nested tuples of numbers: hashable, comparable, free of a device."""
     if hasattr(values, "tolist"):
         values = values.tolist()
-    return tuple(as_tuple(v) for v in values) if isinstance(values, (list, tuple)) else values
+    return tuple(as_tuple(v) for v in values) if isinstance(values, list | tuple | range) else values

@@ -33,6 +33,8 @@ def soft_sets(metric: str = "f1", *, step: str = "linear", **settings: Any) -> M
     steps = {"linear": Linear(delta=0.2), "sigmoid": Sigmoid(k=10.0)}
     if step not in steps:
         raise ValueError(f'soft sets have the steps "linear" and "sigmoid"; got {step!r}.')
+    if settings.get("task") == "multiclass":
+        raise ValueError("soft sets decide by thresholds, and a multiclass task has none; use presets.east there.")
     thresholds: Any = SOFT_SET_THRESHOLDS
     if settings.get("task") == "multilabel":  # a row each: a flat sequence would be one threshold a label
         thresholds = [(tau,) for tau in thresholds]
@@ -68,6 +70,8 @@ def sigmoid_f1(*, sharpness: float = 1.0, offset: float = 0.0, **settings: Any) 
 
     ``sharpness`` is S and ``offset`` is E.
     """
+    if not 0 < sharpness < math.inf:
+        raise ValueError(f"sharpness must lie above 0 and be finite; got {sharpness}.")
     threshold = 1 / (1 + math.exp(-offset))
     return MetricLoss(
         "f1", task="multilabel", step=LogitSigmoid(temperature=1 / sharpness), threshold=threshold, **settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -26,14 +27,18 @@ class Schedule:
     until: float = 1.0
 
     def __post_init__(self) -> None:
+        for name in ("blend", "sharpness"):
+            pair = getattr(self, name)
+            if pair is not None and not (isinstance(pair, tuple | list) and len(pair) == 2):
+                raise ValueError(f"{name} is a pair, its first and its last value, as in (1.0, 0.0); got {pair!r}.")
         if not 0 < self.until <= 1:
             raise ValueError(f"until must lie in (0, 1]; got {self.until}.")
         if self.blend is None and self.sharpness is None:
             raise ValueError("a schedule moves blend, sharpness or both; got neither.")
         if self.blend is not None and not all(0 <= b <= 1 for b in self.blend):
             raise ValueError(f"blend must move within [0, 1]; got {self.blend}.")
-        if self.sharpness is not None and not all(s >= 1 for s in self.sharpness):
-            raise ValueError(f"sharpness must not go below 1, the step as given; got {self.sharpness}.")
+        if self.sharpness is not None and not all(1 <= s < math.inf for s in self.sharpness):
+            raise ValueError(f"sharpness must not go below 1, the step as given, nor be inf; got {self.sharpness}.")
 
     def at(self, progress: float | Tensor, setting: str) -> float | Tensor:
         """The value of ``"blend"`` or ``"sharpness"`` at ``progress``."""

@@ -5,6 +5,7 @@ scores ─▶ decisions ─▶ counts ─▶ metric ─▶ average
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -13,13 +14,13 @@ import torch
 from torch import Tensor
 
 from stepless import confusion
-from stepless.averaging import Average, evaluate
+from stepless.averaging import Average, evaluate, undefined
 from stepless.confusion import Cuts, Overlap, Unit
 from stepless.formula import resolve
 from stepless.numerics import Array, as_tuple, ratio, unstack
 from stepless.registry import Metric
 from stepless.steps import Hard, Step
-from stepless.tasks import Batch, Inputs, Task, check_task, check_values, read
+from stepless.tasks import Batch, Inputs, Task, as_tensor, check_task, check_values, read
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,7 @@ class Path:
         if self.unit == "batch":
             return table
         weight = confusion.unit_weight(batch, self.unit)
-        scored = [self._evaluate(metric, table, metrics).mean(0) for metric in metrics]
-        return torch.stack([(score * weight).sum() for score in scored] + [weight.sum()])
+        return torch.stack([total for metric in metrics for total in self._sum_units(metric, table, metrics, weight)])
 
     def scores(self, sums: Array, metrics: tuple[Metric, ...]) -> tuple[Array, ...]:
         """One score for each metric (one for each class and metric with ``average="none"``), from the sums of `tally`.
@@ -59,7 +59,7 @@ class Path:
         It is arithmetic on the sums, whatever array holds them, with any number of leading axes.
         """
         if self.unit != "batch":
-            return unstack(ratio(sums[..., :-1], sums[..., -1:]))
+            return unstack(ratio(sums[..., ::2], sums[..., 1::2]))
         unit = (..., 0, slice(None)) if self.average == "none" else (..., 0)
         scored = [self._evaluate(metric, sums, metrics)[unit] for metric in metrics]
         if sums.shape[-4] == 1:
@@ -70,8 +70,8 @@ class Path:
         self, input: Any, target: Any, metrics: tuple[Metric, ...], sample_weight: Any = None
     ) -> tuple[Tensor, ...]:
         """What the metrics say of the decisions themselves, values checked, counted in float64."""
-        input, target = torch.as_tensor(input), torch.as_tensor(target)
-        sample_weight = None if sample_weight is None else torch.as_tensor(sample_weight)
+        input, target = as_tensor(input), as_tensor(target, "target")
+        sample_weight = None if sample_weight is None else as_tensor(sample_weight, "sample_weight")
         with torch.no_grad():
             batch = self.read(input, target, sample_weight, exact=True)
             check_values(
@@ -88,6 +88,16 @@ class Path:
         labels = self.task == "multilabel"
         decision = confusion.decide(batch, step, self.cuts, labels=labels).to(batch.dtype)
         return confusion.cells(batch, decision, self.unit, labels=labels, overlap=self.overlap)
+
+    def _sum_units(
+        self, metric: Metric, table: Tensor, metrics: tuple[Metric, ...], weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Σ weight·score and Σ weight over the units whose score is defined."""
+        scores = self._evaluate(metric, table, metrics)
+        absent = undefined(metric, scores, table)
+        if absent is not None:
+            scores, weight = torch.where(absent, 0.0, scores), torch.where(absent, 0.0, weight)
+        return (scores * weight).sum(-1).mean(0), (weight + 0 * scores).sum(-1).mean(0)
 
     def _needs_matrix(self, metrics: tuple[Metric, ...]) -> bool:
         return self.task == "multiclass" and any(metric.kind == "matrix" for metric in metrics)
@@ -112,6 +122,8 @@ def make_path(
 ) -> Path:
     """Check the options against each other and settle the path; an option that would do nothing is an error."""
     check_task(task, inputs)
+    if ignore_index is not None and (not isinstance(ignore_index, int) or isinstance(ignore_index, bool)):
+        raise TypeError(f"ignore_index must be an integer; got {ignore_index!r}.")
     if overlap not in get_args(Overlap):
         raise ValueError(f'overlap must be "expected" or "min"; got {overlap!r}.')
     if weight is not None:
@@ -174,6 +186,8 @@ def _offsets(threshold: Any) -> tuple[float, ...] | None:
             f"multiclass decides by argmax, so a threshold of {threshold!r} has no meaning; leave it at 'dynamic', or"
             " pass one offset a class."
         )
+    if not all(map(math.isfinite, threshold)):
+        raise ValueError(f"the offset of a class must be finite; got {threshold!r}.")
     return tuple(map(float, threshold))
 
 

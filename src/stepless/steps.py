@@ -7,6 +7,7 @@ lines and declares what it promises (`Promise`); `tests/test_laws.py` holds ever
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar, NamedTuple
@@ -35,25 +36,24 @@ class Promise(Enum):
     SHARPENS = "the decision tends to the hard one as sharpened() grows, off ties"
 
 
-def _in_range(name: str, value: object, low: float, high: float, *, closed: bool = False) -> None:
+def _in_range(name: str, value: object, bounds: str, holds: Callable[[float], bool]) -> None:
     if isinstance(value, Tensor):  # a schedule sharpens with tensors; it cannot leave the range
         return
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+    if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number; got {value!r}.")
-    if not (low < value < high or (closed and value in (low, high))):
-        bounds = (
-            f"in [{low:g}, {high:g}]"
-            if closed
-            else f"above {low:g}" + ("" if math.isinf(high) else f" and below {high:g}")
-        )
+    if not holds(value):
         raise ValueError(f"{name} must lie {bounds}; got {value:g}.")
+
+
+def _positive(name: str, value: object) -> None:
+    _in_range(name, value, "above 0 and be finite", lambda v: 0 < v < math.inf)
 
 
 @dataclass(frozen=True)
 class Step:
     """Base class of all steps: define ``__call__``; define ``sharpened`` if the step can become harder."""
 
-    promises: ClassVar[frozenset[Promise]] = frozenset()
+    promises: ClassVar[frozenset[Promise]]
 
     def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
         """The decision of probability ``p`` at threshold ``tau``."""
@@ -90,6 +90,8 @@ class Hard(Step):
     tensor([0., 1., 1.])
     """
 
+    promises: ClassVar[frozenset[Promise]] = frozenset()
+
     def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
         return (p >= tau).to(p.dtype)
 
@@ -101,6 +103,8 @@ class Identity(Step):
     >>> Identity()(torch.tensor([0.2, 0.5, 0.9]), 0.3)
     tensor([0.2000, 0.5000, 0.9000])
     """
+
+    promises: ClassVar[frozenset[Promise]] = frozenset()
 
     def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
         return p
@@ -128,7 +132,7 @@ class Sigmoid(Step):
     k: float = 10.0
 
     def __post_init__(self) -> None:
-        _in_range("Sigmoid's k", self.k, 0.0, math.inf)
+        _positive("Sigmoid's k", self.k)
 
     def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
         return torch.sigmoid((p - tau) * self.k)
@@ -158,8 +162,8 @@ class Linear(Step):
     width: float = 1.0
 
     def __post_init__(self) -> None:
-        _in_range("Linear's delta", self.delta, 0.0, 0.5, closed=True)
-        _in_range("Linear's width", self.width, 0.0, 1.0 + 1e-12)
+        _in_range("Linear's delta", self.delta, "in [0, 0.5]", lambda v: 0 <= v <= 0.5)
+        _in_range("Linear's width", self.width, "in (0, 1]", lambda v: 0 < v <= 1)
 
     def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
         low, high, below, within, above = self._pieces(tau)
@@ -204,7 +208,7 @@ class RaisedCosine(Step):
     delta: float = 0.1
 
     def __post_init__(self) -> None:
-        _in_range("RaisedCosine's delta", self.delta, 0.0, 1.0, closed=False)
+        _in_range("RaisedCosine's delta", self.delta, "above 0 and below 1", lambda v: 0 < v < 1)
 
     def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
         u = ((p - tau) / self.delta).clamp(-1.0, 1.0)
@@ -232,7 +236,7 @@ class LogitSigmoid(Step):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        _in_range("LogitSigmoid's temperature", self.temperature, 0.0, math.inf)
+        _positive("LogitSigmoid's temperature", self.temperature)
 
     def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
         # The ends go around the logit: it is infinite there, and infinity times a zero slope is NaN.

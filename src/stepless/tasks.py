@@ -7,8 +7,9 @@ the training path unless asked for.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,9 @@ from stepless.numerics import constant
 
 Task = Literal["binary", "multiclass", "multilabel"]
 Inputs = Literal["logits", "probabilities"]
+
+#: How far class probabilities may be from summing to 1; half precision is not exact.
+_SUM_TOLERANCE = 1e-2
 
 #: What ``F.cross_entropy`` ignores, and so what a multiclass target may carry without asking.
 IGNORED_CLASS = -100
@@ -51,6 +55,20 @@ class Batch(NamedTuple):
         if self.weight is None or self.mask is None:
             return self.mask if self.weight is None else self.weight
         return self.weight * self.mask
+
+
+def as_tensor(values: Any, name: str = "input") -> Tensor:
+    """A tensor of what the user has: a tensor, an array, or nested lists of numbers."""
+    if isinstance(values, np.ndarray):
+        values = np.ascontiguousarray(values)  # torch knows no negative strides
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"{name} must be a tensor, an array or a list of numbers; got {type(values).__name__}."
+        ) from error
+    # torch computes little in the wider unsigned integers
+    return tensor.long() if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64) else tensor
 
 
 def check_task(task: str, inputs: str) -> None:
@@ -149,7 +167,8 @@ def _read_multiclass(
         if target.is_floating_point():  # a row of probability y_k is a row of class k that weighs y_k · weight[k]
             target = target * per_class.view(-1, *[1] * (target.dim() - 2))
         else:
-            weight = per_class[target] if weight is None else per_class[target] * weight
+            true = per_class[target.clamp(0, classes - 1)]  # an index out of range is reported with the others
+            weight = true if weight is None else true * weight
     return Batch(scores, target, weight, mask, logits, dtype)
 
 
@@ -225,10 +244,14 @@ def check_values(
         counted = torch.ones_like(target, dtype=torch.bool) if ignore_index is None else target != ignore_index
         wrong = counted & ~((target >= 0) & (target <= 1))
         if bool(wrong.any()):
+            if task == "multiclass":
+                raise ValueError(f"targets must be class probabilities in [0, 1]; {_first(target, wrong)}")
             raise ValueError(
                 f"targets must be 0 or 1, or probabilities between them; {_first(target, wrong)}"
                 " For labels -1 and 1 pass (target > 0); for class indices pass task='multiclass'."
             )
+        if task == "multiclass":
+            _check_sums("target class probabilities", target, counted, " For several labels use task='multilabel'.")
         counted = counted.reshape(input.shape)
     _check_scores(input, counted, task, inputs)
 
@@ -259,18 +282,19 @@ def _check_scores(input: Tensor, counted: Tensor, task: Task, inputs: Inputs) ->
                 f"probabilities must lie in [0, 1]; {_first(input, wrong)} For raw scores pass inputs='logits'."
             )
         if task == "multiclass":
-            off = (input.sum(1) - 1).abs() * counted.select(1, 0)
-            if bool((off > 1e-2).any()):
-                raise ValueError(
-                    f"class probabilities must sum to 1 a sample; one is off by {float(off.max()):.3g}."
-                    " For raw scores pass inputs='logits'."
-                )
+            _check_sums("class probabilities", input, counted, " For raw scores pass inputs='logits'.")
     elif task == "multiclass":
         hopeless = (input == torch.inf).any(1) | (input == -torch.inf).all(1)
         if bool((hopeless & counted.select(1, 0)).any()):
             raise ValueError(
                 "multiclass logits may be -inf (a class ruled out) but not +inf, nor -inf for every class."
             )
+
+
+def _check_sums(name: str, probabilities: Tensor, counted: Tensor, hint: str = "") -> None:
+    off = (probabilities.sum(1) - 1).abs() * counted.select(1, 0)
+    if bool((off > _SUM_TOLERANCE).any()):
+        raise ValueError(f"{name} must sum to 1 a sample; one is off by {float(off.max()):.3g}.{hint}")
 
 
 def _first(values: Tensor, wrong: Tensor) -> str:

@@ -1,0 +1,82 @@
+"""The documents keep their word: every Python block runs, and what they list is what there is."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+import stepless as sl
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
+
+
+@pytest.fixture
+def clean_slate(monkeypatch):
+    """Leave the registry of metrics, torch's random state and its threads as they were."""
+    # A registry has no way to remove a name, on purpose; only a test wants one, so it swaps the private dictionaries.
+    monkeypatch.setattr(sl.METRICS, "_things", dict(sl.METRICS._things))
+    monkeypatch.setattr(sl.METRICS, "_aliases", dict(sl.METRICS._aliases))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tensors this small only wait for a second thread
+    with torch.random.fork_rng():
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_python_blocks_run(path, clean_slate):
+    text = path.read_text(encoding="utf-8")
+    blocks = list(BLOCK.finditer(text))
+    assert blocks, f"{path.name} has no Python block"
+    assert len(blocks) == text.count("```python"), f"{path.name} has a Python block this test cannot read"
+    namespace = {"__name__": f"{path.stem}_blocks"}
+    for block in blocks:
+        above = "\n" * text.count("\n", 0, block.start(1))  # so that a traceback names the document's own line
+        exec(compile(above + block[1], str(path), "exec"), namespace)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    for target in LINK.findall(path.read_text(encoding="utf-8")):
+        assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_readme_lists_what_there_is():
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("## What is here")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"`([\w.]+)`", table))
+    presets = {f"presets.{name}" for name in dir(sl.presets) if is_preset(name)}
+    assert {*sl.METRICS, *sl.STEPS, *presets} <= listed
+
+    rows = {row.split("|")[1].strip(): set(re.findall(r"`(\w+)`", row)) for row in table.splitlines() if "|" in row}
+    for kind, row in {"class": "one class", "joint": "all classes", "matrix": "the whole matrix"}.items():
+        assert rows[f"metrics of {row}"] == {name for name, metric in sl.METRICS.items() if metric.kind == kind}
+    assert rows["steps"] == set(sl.STEPS)
+
+
+def is_preset(name):
+    thing = getattr(sl.presets, name)
+    return callable(thing) and getattr(thing, "__module__", "") == "stepless.presets" and not name.startswith("_")
+
+
+def test_design_lists_the_modules_in_the_layers_of_the_contract():
+    table = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## Modules")[2].partition("\n## ")[0]
+    written = {module: int(level) for level, module in re.findall(r"^\| (\d+) \| `(\w+)` \|", table, re.MULTILINE)}
+    assert set(written) == {path.stem for path in (ROOT / "src" / "stepless").glob("*.py")} - {"__init__"}
+
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    for level, line in enumerate(layers, start=1):
+        for module in re.findall(r"stepless\.(\w+)", line):
+            assert written[module] == level, f"{module} is in layer {level} of the contract"
+
+
+def test_citation_names_this_version():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {sl.__version__}\n" in citation
