@@ -1,0 +1,166 @@
+"""Curves and tunings drawn with matplotlib. Each function takes a curve, draws it on an Axes and returns that Axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from stepless.curves import CostCurve, MetricCurve, NetBenefit, PrecisionRecall, Roc
+from stepless.sweep import Floats
+from stepless.tuning import Tuning
+
+try:
+    from matplotlib import pyplot as plt
+    from matplotlib.axes import Axes
+except ModuleNotFoundError as error:
+    if error.name != "matplotlib":
+        raise
+    raise ModuleNotFoundError(
+        'stepless.plots needs matplotlib: pip install "stepless[plots]"', name="matplotlib"
+    ) from None
+
+_GUIDE: dict[str, Any] = {"color": "0.6", "linestyle": "--", "linewidth": 1.0}
+
+
+def plot_roc(curve: Roc, ax: Axes | None = None, **line: Any) -> Axes:
+    """Draw a ROC curve, with its area and the diagonal of chance.
+
+    Args:
+        curve: What `stepless.curves.roc` made.
+        ax: Where to draw; a new figure by default.
+        line: Options of ``Axes.plot``, such as ``color`` or ``label``.
+
+    Example:
+        >>> from stepless import curves
+        >>> plot_roc(curves.roc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1])).get_xlabel()
+        'false positive rate'
+    """
+    ax = _axes(ax, "false positive rate", "true positive rate")
+    ax.plot([0, 1], [0, 1], **_GUIDE)
+    ax.plot(curve.fpr, curve.tpr, **{"label": f"area {curve.area:.3f}", **line})
+    ax.set_aspect("equal")
+    return _finish(ax)
+
+
+def plot_precision_recall(curve: PrecisionRecall, ax: Axes | None = None, **line: Any) -> Axes:
+    """Draw precision against recall, in steps, with the average precision and the prevalence.
+
+    Args:
+        curve: What `stepless.curves.precision_recall` made.
+        ax: Where to draw; a new figure by default.
+        line: Options of ``Axes.plot``.
+
+    Example:
+        >>> from stepless import curves
+        >>> plot_precision_recall(curves.precision_recall([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1])).get_ylabel()
+        'precision'
+    """
+    ax = _axes(ax, "recall", "precision")
+    ax.axhline(float(curve.precision[-1]), **_GUIDE)  # saying yes to everybody has the prevalence as its precision
+    # between two points the curve keeps the later one's precision, as average precision counts it
+    label = f"average precision {curve.average_precision:.3f}"
+    ax.plot(curve.recall, curve.precision, **{"drawstyle": "steps-pre", "label": label, **line})
+    ax.set_ylim(-0.02, 1.02)
+    return _finish(ax)
+
+
+def plot_metric(curve: MetricCurve, ax: Axes | None = None, **line: Any) -> Axes:
+    """Draw a metric against the threshold.
+
+    Args:
+        curve: What `stepless.curves.metric_curve` made.
+        ax: Where to draw; a new figure by default.
+        line: Options of ``Axes.plot``.
+
+    Example:
+        >>> from stepless import curves
+        >>> plot_metric(curves.metric_curve([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1], "mcc")).get_ylabel()
+        'mcc'
+    """
+    return _against_threshold(curve.thresholds, curve.values, curve.name, ax, line)
+
+
+def plot_cost(curve: CostCurve, ax: Axes | None = None, **line: Any) -> Axes:
+    """Draw the mean cost of a decision against the threshold.
+
+    Args:
+        curve: What `stepless.curves.cost_curve` made.
+        ax: Where to draw; a new figure by default.
+        line: Options of ``Axes.plot``.
+
+    Example:
+        >>> from stepless import curves
+        >>> plot_cost(curves.cost_curve([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1], [[0, 1], [5, 0]])).get_ylabel()
+        'mean cost of a decision'
+    """
+    return _against_threshold(curve.thresholds, curve.cost, "mean cost of a decision", ax, line)
+
+
+def plot_net_benefit(curve: NetBenefit, ax: Axes | None = None, **line: Any) -> Axes:
+    """Draw a decision curve, beside treating all and treating none.
+
+    Args:
+        curve: What `stepless.curves.net_benefit_curve` made.
+        ax: Where to draw; a new figure by default.
+        line: Options of ``Axes.plot``.
+
+    Example:
+        >>> from stepless import curves
+        >>> plot_net_benefit(curves.net_benefit_curve([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1])).get_ylabel()
+        'net benefit'
+    """
+    ax = _axes(ax, "threshold probability", "net benefit")
+    ax.plot(curve.thresholds, curve.treat_all, **{**_GUIDE, "label": "treat all"})
+    ax.plot(curve.thresholds, curve.treat_none, **{**_GUIDE, "linestyle": ":", "label": "treat none"})
+    ax.plot(curve.thresholds, curve.net_benefit, **{"label": "model", **line})
+    top = max(float(curve.net_benefit.max()), float(curve.treat_all.max()), 0.01)
+    ax.set_ylim(-0.15 * top, 1.1 * top)  # treating all falls without bound, and nobody needs to see how far
+    return _finish(ax)
+
+
+def plot_tuning(tuning: Tuning, ax: Axes | None = None, *, label: int = 0, **line: Any) -> Axes:
+    """Draw the metric against the threshold, and mark the threshold that was chosen.
+
+    Args:
+        tuning: What `stepless.tune_threshold` found, or ``model.tuning_``, for a binary or multilabel task.
+        ax: Where to draw; a new figure by default.
+        label: Which label, for a multilabel task.
+        line: Options of ``Axes.plot``.
+
+    Example:
+        >>> from stepless import tune_threshold
+        >>> tuning = tune_threshold([0.125, 0.5, 0.25, 0.75], [0, 0, 1, 1], "f1")
+        >>> plot_tuning(tuning).get_legend().get_texts()[0].get_text()
+        'threshold 0.1875'
+    """
+    thresholds, values = tuning.curve(label)
+    chosen = tuning.threshold[label] if isinstance(tuning.threshold, tuple) else tuning.threshold
+    ax = _against_threshold(thresholds, values, tuning.metric.name, ax, line)
+    height = float(values[thresholds == chosen][0])
+    low, high = ax.get_xlim()
+    where = min(max(chosen, low), high)  # a threshold of ±inf is marked at the edge
+    ax.axvline(where, **_GUIDE)
+    ax.plot([where], [height], "o", color="C3", clip_on=False, label=f"threshold {chosen:.4g}", zorder=3)
+    ax.set_xlim(low, high)
+    return _finish(ax)
+
+
+def _against_threshold(thresholds: Floats, values: Floats, name: str, ax: Axes | None, line: dict[str, Any]) -> Axes:
+    ax = _axes(ax, "threshold", name)
+    finite = np.isfinite(thresholds)
+    ax.plot(thresholds[finite], values[finite], **{"drawstyle": "steps-mid", **line})
+    return _finish(ax)
+
+
+def _axes(ax: Axes | None, x: str, y: str) -> Axes:
+    ax = plt.subplots(layout="constrained")[1] if ax is None else ax
+    ax.set(xlabel=x, ylabel=y)
+    return ax
+
+
+def _finish(ax: Axes) -> Axes:
+    ax.spines[["top", "right"]].set_visible(False)
+    if ax.get_legend_handles_labels()[1]:
+        ax.legend(frameon=False)
+    return ax

@@ -1,0 +1,123 @@
+"""The confusion counts at every distinct cut of a set of scores, from one sort."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepless.constraints import Constraint
+from stepless.counts import Counts
+from stepless.registry import Metric
+
+Floats = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Counts of the decisions "score ≥ cut", cut by cut from "nobody" to "everybody".
+
+    Attributes:
+        scores: The m distinct scores, descending.
+        counts: Arrays of m + 1 counts; entry k says yes to the k highest distinct scores.
+
+    Example:
+        >>> swept = sweep(np.array([0.9, 0.4, 0.4, 0.1]), np.array([1, 0, 1, 0]))
+        >>> swept.counts.tp, swept.thresholds
+        (array([0., 1., 2., 2.]), array([ inf, 0.65, 0.25, -inf]))
+    """
+
+    scores: Floats
+    counts: Counts
+
+    @property
+    def thresholds(self) -> Floats:
+        """The cut of each entry: midway between the last score above it and the next below, ±inf at the ends."""
+        inner = midpoints(self.scores[1:], self.scores[:-1])
+        return np.concatenate([[np.inf], inner, [-np.inf]]).astype(np.float64)
+
+    def threshold(self, entry: int) -> float:
+        """The cut of one entry."""
+        if entry == 0:
+            return float("inf")
+        if entry == len(self.scores):
+            return float("-inf")
+        return float(midpoints(self.scores[entry : entry + 1], self.scores[entry - 1 : entry])[0])
+
+
+def sweep(scores: Floats, target: Floats, weight: Floats | None = None) -> Sweep:
+    """Sort once and add up: ``target`` holds the share of each row that is positive, usually 0 or 1."""
+    order = np.argsort(scores)[::-1]
+    ordered = scores[order]
+    last = np.flatnonzero(ordered[1:] != ordered[:-1])  # the last row of each distinct score
+    last = np.append(last, len(ordered) - 1)
+    if weight is None and target.dtype == np.bool_:
+        tp = np.cumsum(target[order], dtype=np.int64)[last].astype(np.float64)
+        fp = (last + 1) - tp
+    else:
+        positive = target if weight is None else target * weight
+        negative = (1 - target) if weight is None else (1 - target) * weight
+        tp = np.cumsum(positive[order], dtype=np.float64)[last]
+        fp = np.cumsum(negative[order], dtype=np.float64)[last]
+    tp, fp = np.concatenate([[0.0], tp]), np.concatenate([[0.0], fp])
+    # the totals are the sums' own ends, so that the last cells are empty to the bit
+    return Sweep(ordered[last], Counts(tp, fp, tp[-1] - tp, fp[-1] - fp))
+
+
+def midpoints(lower: Floats, upper: Floats) -> Floats:
+    """Numbers between two scores that decide as ``upper`` does even after rounding to the scores' own precision."""
+    with np.errstate(invalid="ignore"):  # −inf and inf have no middle
+        middle = (lower / 2 + upper / 2).astype(lower.dtype)
+    return np.where(middle > lower, middle, upper)
+
+
+def score_counts(metric: Metric, counts: Counts) -> Floats:
+    """The metric of many yes/no decisions at once, from arrays of counts."""
+    if metric.kind == "class":
+        return np.asarray(metric(*counts))
+    # classes and cells are the slow axes in memory: sums over them add whole arrays
+    tp, fp, fn, tn = (np.asarray(c) for c in counts)
+    if metric.kind == "matrix":
+        matrix = np.stack([tn, fp, fn, tp]).reshape(2, 2, *tp.shape)
+        return np.asarray(metric(np.moveaxis(matrix, (0, 1), (-2, -1))))
+    both = ((tn, tp), (fn, fp), (fp, fn), (tp, tn))
+    return np.asarray(metric(*(np.moveaxis(np.stack(pair), 0, -1) for pair in both)))
+
+
+def merit(metric: Metric, values: Floats) -> Floats:
+    """Values turned so that more is better; an undefined one is the worst."""
+    signed = values if metric.greater_is_better else -values
+    return np.where(np.isnan(signed), -np.inf, signed)
+
+
+def violation(constraints: tuple[Constraint, ...], values: list[Floats]) -> Floats | float:
+    """How far, in sum, the constraints are from holding; 0 where all hold."""
+    total: Floats | float = 0.0
+    for constraint, value in zip(constraints, values, strict=True):
+        excess = constraint.violation(value)
+        total = total + np.where(np.isnan(excess), np.inf, np.maximum(excess, 0.0))
+    return total
+
+
+def best_entry(swept: Sweep, merits: Floats, broken: Floats | float = 0.0) -> int:
+    """The entry of the highest merit among the least broken; of equals the one with the widest gap around its cut.
+
+    Scores that fall near a cut may fall on its other side next time. A cut through a wide gap is the safest of equals,
+    and one that decides all alike is the last resort. Where all entries are equals (a label without positives has an
+    F1 of 0 at every cut) the scores say nothing, and the answer is no.
+    """
+    first = int(swept.scores[0] == np.inf)  # no threshold says no to a score of inf
+    if isinstance(broken, float) and merits.min() == merits.max():
+        return first
+    if isinstance(broken, float):
+        equals = first + np.flatnonzero(merits[first:] == merits[first:].max())
+    else:
+        allowed = first + np.flatnonzero(broken[first:] == np.min(broken[first:]))
+        equals = allowed[merits[allowed] == merits[allowed].max()]
+    inner = equals[(equals > 0) & (equals < len(swept.scores))]
+    if len(inner) == 0:
+        return int(equals[0])
+    with np.errstate(over="ignore"):
+        return int(inner[np.argmax(swept.scores[inner - 1] - swept.scores[inner])])

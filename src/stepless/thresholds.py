@@ -1,0 +1,185 @@
+"""`tune_threshold`: the decision rule that scores best on given scores, exactly, for every task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from stepless.constraints import parse_constraints
+from stepless.counts import Counts
+from stepless.formula import resolve
+from stepless.labels import tune_labels
+from stepless.offsets import tune_offsets
+from stepless.registry import Metric
+from stepless.scoring import make_path
+from stepless.sweep import Floats, score_counts, sweep
+from stepless.tuning import Job, Tuning, best_cut
+
+ScoreInputs = Literal["scores", "probabilities", "logits"]
+
+
+def tune_threshold(
+    scores: Any,
+    target: Any,
+    metric: str | Metric | Callable[..., Any] = "f1",
+    subject_to: Any = None,
+    sample_weight: Any = None,
+    *,
+    task: str = "binary",
+    average: str | None = None,
+    inputs: str = "scores",
+    maximize: bool | None = None,
+    restarts: int = 4,
+    random_state: int = 0,
+    **options: Any,
+) -> Tuning:
+    """Find the threshold that scores best, over every distinct cut.
+
+    Binary: exact. Multilabel: one threshold a label, exact for the averages that separate (macro, weighted); for micro
+    and samples a search that sweeps one label at a time, exactly, from the labels' own best cuts and from the best
+    common one, until nothing improves. Multiclass: one offset a class, by the same kind of search from several starts
+    (`stepless.offsets`); it never ends below plain argmax.
+
+    Args:
+        scores: ``(N,)`` binary, ``(N, labels)`` multilabel, ``(N, K)`` multiclass.
+        target: ``(N,)`` of 0 and 1, ``(N, labels)`` of 0 and 1, or ``(N,)`` class indices.
+        metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
+        subject_to: Constraints, as in ``"precision >= 0.9"``; multilabel macro: each label must meet them.
+        sample_weight: One weight a row.
+        task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
+        average: ``"macro"`` (default), ``"micro"``, ``"weighted"`` or ``"samples"`` (multilabel).
+        inputs: What the scores are: ``"scores"`` (any numbers; the threshold is in their units), ``"probabilities"`` or
+            ``"logits"``. Multiclass needs to know: probabilities or logits.
+        maximize: For formulas: whether greater is better (default True).
+        restarts: Random starts of the multiclass search.
+        random_state: Seed of these starts.
+        options: Options of the metric, such as ``beta``.
+
+    Returns:
+        A `Tuning`.
+
+    Example:
+        >>> scores, target = [0.125, 0.5, 0.25, 0.75], [0, 0, 1, 1]
+        >>> tuned = tune_threshold(scores, target, "f1")
+        >>> tuned.threshold, tuned.score
+        (0.1875, 0.8)
+        >>> tune_threshold(scores, target, "recall", subject_to="precision >= 0.9").threshold
+        0.625
+    """
+    resolved = resolve(metric, maximize=maximize, **options)
+    constraints = parse_constraints(subject_to)
+    path = make_path((resolved, *(c.metric for c in constraints)), task=task, average=average)
+    if average == "none":
+        raise ValueError('average="none" gives one score a class; tune a single number, such as average="macro".')
+    if inputs not in get_args(ScoreInputs):
+        raise ValueError(f'inputs must be "scores", "probabilities" or "logits"; got {inputs!r}.')
+    x, y, w = _read(scores, target, sample_weight, task, inputs)
+    job = Job(resolved, constraints, task, path.average, inputs, restarts, random_state)
+    if task == "multiclass":
+        return tune_offsets(job, x, y, w)
+    if task == "multilabel":
+        return tune_labels(job, x, y, w)
+    return _tune_binary(job, x, y, w)
+
+
+def _read(
+    scores: Any, target: Any, sample_weight: Any, task: str, inputs: str
+) -> tuple[Floats, np.ndarray[Any, Any], Floats | None]:
+    """Arrays of the right shapes, their values checked; a multiclass task's scores become log-probabilities."""
+    x, y = _array(scores, "scores"), _array(target, "target")
+    x = x if x.dtype.kind == "f" else x.astype(np.float64)
+    if task == "binary" and x.shape[1:] == (1,):
+        x = x[:, 0]
+    if task != "multilabel" and y.shape[1:] == (1,):
+        y = y[:, 0]
+    wanted = {"binary": "(N,)", "multilabel": "(N, labels)", "multiclass": "(N, K) with K ≥ 2"}[task]
+    if x.ndim != (1 if task == "binary" else 2) or (task == "multiclass" and x.shape[1] < 2):
+        raise ValueError(f"{task} scores must have shape {wanted}; got {x.shape}.")
+    if y.shape != (x.shape if task == "multilabel" else x.shape[:1]):
+        raise ValueError(f"scores and target must have as many rows; got {x.shape} and {y.shape}.")
+    if len(x) == 0:
+        raise ValueError("there is nothing to tune on: scores are empty.")
+    if np.isnan(x).any():
+        raise ValueError(f"scores must not be NaN; {int(np.isnan(x).sum())} of {x.size} are.")
+    w = None if sample_weight is None else _read_weight(sample_weight, len(x))
+    if w is not None:  # a row that weighs nothing must not move a midpoint
+        x, y, w = x[w > 0], y[w > 0], w[w > 0]
+        if len(x) == 0:
+            raise ValueError("there is nothing to tune on: every sample_weight is 0.")
+    if task == "multiclass":
+        return _read_classes(x, y, inputs), y.astype(np.int64), w
+    if inputs == "probabilities" and ((x < 0) | (x > 1)).any():
+        raise ValueError("probabilities must lie in [0, 1]; for other numbers pass inputs='scores' or 'logits'.")
+    return x, _read_yes_no(y, task), w
+
+
+def _array(values: Any, name: str) -> np.ndarray[Any, Any]:
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+        values = values.float() if values.dtype == torch.bfloat16 else values  # numpy has none
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"{name} must hold numbers; got {array.dtype}.")
+    return array
+
+
+def _read_weight(sample_weight: Any, rows: int) -> Floats:
+    weight = _array(sample_weight, "sample_weight").astype(np.float64)
+    if weight.shape != (rows,):
+        raise ValueError(f"sample_weight must have one entry a row, shape {(rows,)}; got {weight.shape}.")
+    if not (np.isfinite(weight) & (weight >= 0)).all():
+        raise ValueError("sample_weight must be finite and not negative.")
+    return weight
+
+
+def _read_yes_no(y: np.ndarray[Any, Any], task: str) -> np.ndarray[Any, Any]:
+    if not ((y >= 0) & (y <= 1)).all():
+        raise ValueError(
+            "targets must be 0 or 1, or probabilities between them. For labels -1 and 1 pass (target > 0); for class"
+            " indices pass task='multiclass'."
+        )
+    if task == "binary" and not ((y > 0).any() and (y < 1).any()):
+        only = int(bool((y > 0).any()))
+        raise ValueError(f"the target has one class only ({only}): no threshold can be told from another.")
+    return y.astype(bool) if y.dtype.kind != "f" or np.isin(y, (0, 1)).all() else y.astype(np.float64)
+
+
+def _read_classes(x: Floats, y: np.ndarray[Any, Any], inputs: str) -> Floats:
+    if inputs == "scores":
+        raise ValueError("multiclass tuning works on probabilities: pass inputs='probabilities' or inputs='logits'.")
+    if y.dtype.kind not in "iu" or ((y < 0) | (y >= x.shape[1])).any():
+        raise ValueError(f"targets must be integer class indices in [0, {x.shape[1]}); got {y[:3]}….")
+    if len(np.unique(y)) < 2:
+        raise ValueError(f"the target has one class only ({y[0]}): no offsets can be told from others.")
+    x = x.astype(np.float64)
+    if inputs == "logits":
+        if (x == np.inf).any() or (x == -np.inf).all(1).any():
+            raise ValueError("multiclass logits may be -inf (a class ruled out) but not +inf, nor -inf throughout.")
+        return x
+    if (x < 0).any() or (np.abs(x.sum(1) - 1) > 1e-2).any():
+        raise ValueError("class probabilities must lie in [0, 1] and sum to 1; for raw scores pass inputs='logits'.")
+    return torch.log(torch.from_numpy(x)).numpy()
+
+
+def _tune_binary(job: Job, x: Floats, y: np.ndarray[Any, Any], w: Floats | None) -> Tuning:
+    swept = sweep(x, y, w)
+    entry = best_cut(job, swept, swept.counts)
+    counts = Counts(*(float(c[entry]) for c in swept.counts))
+
+    def again(times: Floats) -> Tuning:
+        kept, weight = times > 0, times if w is None else times * w
+        return _tune_binary(job, x[kept], _read_yes_no(y[kept], "binary"), weight[kept])
+
+    def score_at(threshold: float, times: Floats) -> float:
+        weight = times if w is None else times * w
+        yes = x >= threshold
+        cells = [(weight * part).sum() for part in (yes * y, yes * (1 - y), ~yes * y, ~yes * (1 - y))]
+        return float(score_counts(job.metric, Counts(*map(np.float64, cells))))
+
+    value = float(score_counts(job.metric, Counts(*map(np.float64, counts))))
+    return Tuning(
+        swept.threshold(entry), value, counts, job.task, job.inputs, (swept,), job.metric, again, score_at, len(x)
+    )

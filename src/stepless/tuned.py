@@ -1,0 +1,425 @@
+"""`TunedThreshold`: a scikit-learn classifier whose decisions are tuned for a metric, on out-of-fold scores."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from stepless.rules import Held, Rule, positive_class
+from stepless.tuning import Tuning
+
+try:
+    from sklearn import get_config
+    from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone, is_classifier
+    from sklearn.exceptions import NotFittedError
+    from sklearn.model_selection import KFold, ShuffleSplit, StratifiedKFold, StratifiedShuffleSplit, check_cv
+    from sklearn.utils import Bunch, _safe_indexing, check_random_state, column_or_1d, get_tags, indexable
+    from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, process_routing
+    from sklearn.utils.metaestimators import available_if
+    from sklearn.utils.multiclass import check_classification_targets, type_of_target
+    from sklearn.utils.parallel import Parallel, delayed
+    from sklearn.utils.validation import (
+        _check_method_params,
+        _check_sample_weight,
+        check_is_fitted,
+        has_fit_parameter,
+    )
+except ModuleNotFoundError as error:
+    if error.name != "sklearn":
+        raise
+    raise ModuleNotFoundError(
+        'TunedThreshold needs scikit-learn: pip install "stepless[sklearn]"', name="sklearn"
+    ) from None
+
+_TASKS = {"binary": "binary", "multiclass": "multiclass", "multilabel-indicator": "multilabel"}
+_METHODS = ("predict_proba", "decision_function")
+
+
+def _has(method: str) -> Callable[[Any], bool]:
+    return lambda self: hasattr(getattr(self, "estimator_", self.estimator), method)
+
+
+class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
+    """A classifier that decides where the metric is best, on scores of rows it was not trained on.
+
+    `fit` scores the training data out of fold, pools the scores, tunes on them over every cut (`tune_threshold`), and
+    fits the estimator on all of the data. `predict` then says yes where the score is at least the threshold
+    (binary), for each label by a threshold of its own (multilabel), or takes the class argmax(log p − offset)
+    (multiclass).
+
+    Choosing is not estimating: `best_score_` is the best of many scores on the data it was chosen on, and so too high.
+    `nested_score_` is the estimate. By default each fold is decided by what was tuned on the other folds' scores, which
+    costs no fit (those scores come from models that have seen the fold, so a little optimism may remain).
+    ``nested="full"`` repeats the whole procedure, fits and all, without the fold.
+
+    Args:
+        estimator: A classifier with ``predict_proba`` or ``decision_function``.
+        metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
+        subject_to: Constraints, as in ``"precision >= 0.9"``.
+        average: Multiclass and multilabel: ``"macro"`` (default), ``"micro"``, ``"weighted"``, or ``"samples"``.
+        cv: Folds, a share in (0, 1) to hold out once, a splitter, splits, or ``"prefit"``: the estimator is fitted
+            already, on other data than is given to `fit`, and is used as it is, whatever ``refit`` says.
+        pos_label: Binary: which class is the positive one. By default 1 or True where there is one (``{0, 1}``,
+            ``{-1, 1}``), otherwise the rarer class.
+        response_method: ``"predict_proba"``, ``"decision_function"``, or ``"auto"``: the first of them that is there.
+        refit: Fit on all of the data in the end; False keeps the one model of a ``cv`` that splits once.
+        nested: How `nested_score_` is had: ``"cross-fit"``, ``"full"``, or None for not at all.
+        metric_options: Options of the metric, as in ``{"beta": 2}``, or ``{"maximize": False}`` for a formula.
+        random_state: Seed of the split, which is not shuffled without it, and of the search for class offsets.
+        n_jobs: How many folds are fitted at a time.
+
+    Attributes:
+        estimator_: The fitted classifier.
+        best_threshold_: The threshold; multilabel: one a label; multiclass: the classes' offsets.
+        best_score_: The metric there, on the scores it was tuned on.
+        nested_score_: What to expect of new data: the metric of the pooled decisions of all nested folds; NaN, with a
+            warning, where a fold could not be tuned.
+        nested_scores_: The metric on each nested fold.
+        tuning_: All there is to know about the tuning, a `stepless.Tuning`.
+        classes_: The classes, as the estimator has them.
+        pos_label_: The positive class; None where the task is not binary.
+
+    Example:
+        >>> from sklearn.datasets import make_classification
+        >>> from sklearn.linear_model import LogisticRegression
+        >>> X, y = make_classification(400, weights=[0.9], class_sep=0.6, random_state=0)
+        >>> model = TunedThreshold(LogisticRegression(), metric="f1").fit(X, y)
+        >>> bool(model.best_threshold_ < 0.5), bool(model.nested_score_ < model.best_score_)
+        (True, True)
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        metric: Any = "f1",
+        *,
+        subject_to: Any = None,
+        average: str | None = None,
+        cv: Any = 5,
+        pos_label: Any = None,
+        response_method: str = "auto",
+        refit: bool = True,
+        nested: str | None = "cross-fit",
+        metric_options: dict[str, Any] | None = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+    ) -> None:
+        self.estimator = estimator
+        self.metric = metric
+        self.subject_to = subject_to
+        self.average = average
+        self.cv = cv
+        self.pos_label = pos_label
+        self.response_method = response_method
+        self.refit = refit
+        self.nested = nested
+        self.metric_options = metric_options
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, **fit_params: Any) -> TunedThreshold:
+        """Tune on out-of-fold scores, then fit on all of the data. A fit that fails leaves everything as it was.
+
+        Args:
+            X: Rows, as the estimator takes them.
+            y: Labels ``(N,)``, or 0 and 1 ``(N, labels)``.
+            sample_weight: One weight a row, for the tuning and, if it takes one, for the estimator.
+            fit_params: For the estimator's `fit`; where scikit-learn's metadata routing is enabled, for the splitter
+                too.
+        """
+        X, y = indexable(X, y)
+        task, y = _read_target(y)
+        weight = None if sample_weight is None else _check_sample_weight(sample_weight, X)
+        routed = self._route(weight, fit_params)
+        rule = self._make_rule(task, X, y, weight, routed.estimator.fit)
+        splits = self._split(X, y, rule, routed.splitter.split)
+        self._check_nested()
+
+        out = Parallel(n_jobs=self.n_jobs)(
+            delayed(_score_fold)(self.estimator, rule, X, y, train, test, routed.estimator.fit, keep=not self.refit)
+            for train, test in splits
+        )
+        held = _pool(rule, [scores for scores, _ in out], [test for _, test in splits], y, weight)
+        tuning = rule.tune(held)
+        nested_scores, nested_score = self._nest(rule, held, splits, X, y, {**fit_params, "sample_weight": weight})
+        if isinstance(self.cv, str):
+            estimator = self.estimator
+        elif self.refit:
+            estimator = clone(self.estimator).fit(X, y, **routed.estimator.fit)
+        else:
+            estimator = out[0][1]
+
+        self.estimator_ = estimator
+        self.classes_ = getattr(estimator, "classes_", rule.classes)
+        self.pos_label_ = rule.classes.tolist()[rule.positive] if rule.task == "binary" else None
+        self.best_threshold_ = np.array(tuning.threshold) if isinstance(tuning.threshold, tuple) else tuning.threshold
+        self.best_score_ = tuning.score
+        self.nested_scores_, self.nested_score_ = nested_scores, nested_score
+        self._rule, self._held, self._tuning = rule, held, tuning
+        return self
+
+    def predict(self, X: Any) -> Any:
+        """Labels ``(N,)``, or 0 and 1 ``(N, labels)``, decided by the tuned threshold, thresholds or offsets."""
+        check_is_fitted(self)
+        return self._rule.name(self._rule.decide(self._rule.read(self.estimator_, X), self.best_threshold_))
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The metric of the decisions, greater being better: a cost or an error rate comes with its sign turned."""
+        check_is_fitted(self)
+        rule = self._rule
+        target = rule.encode(_read_target(y, rule.task)[1])
+        weight = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+        value = rule.score(rule.decide(rule.read(self.estimator_, X), self.best_threshold_), target, weight)
+        return value if rule.resolved.greater_is_better else -value
+
+    @available_if(_has("predict_proba"))
+    def predict_proba(self, X: Any) -> Any:
+        """The estimator's own."""
+        check_is_fitted(self)
+        return self.estimator_.predict_proba(X)
+
+    @available_if(_has("predict_log_proba"))
+    def predict_log_proba(self, X: Any) -> Any:
+        """The estimator's own."""
+        check_is_fitted(self)
+        return self.estimator_.predict_log_proba(X)
+
+    @available_if(_has("decision_function"))
+    def decision_function(self, X: Any) -> Any:
+        """The estimator's own."""
+        check_is_fitted(self)
+        return self.estimator_.decision_function(X)
+
+    @property
+    def tuning_(self) -> Tuning:
+        """The tuning; after unpickling it is found again, from the same scores."""
+        check_is_fitted(self)
+        if not hasattr(self, "_tuning"):
+            self._tuning = self._rule.tune(self._held)
+        return self._tuning
+
+    @property
+    def n_features_in_(self) -> int:
+        """How many features the estimator has seen, if it says so."""
+        return self.estimator_.n_features_in_
+
+    @property
+    def feature_names_in_(self) -> Any:
+        """Their names, if it has seen any."""
+        return self.estimator_.feature_names_in_
+
+    def get_metadata_routing(self) -> Any:
+        """Where metadata go: to the estimator's `fit` and the splitter's `split`; ``sample_weight`` also stays here."""
+        return (
+            MetadataRouter(owner=self)
+            .add_self_request(self)
+            .add(estimator=self.estimator, method_mapping=MethodMapping().add(caller="fit", callee="fit"))
+            .add(splitter=self.cv, method_mapping=MethodMapping().add(caller="fit", callee="split"))
+        )
+
+    def __sklearn_tags__(self) -> Any:
+        tags, inner = super().__sklearn_tags__(), get_tags(self.estimator)
+        tags.input_tags = inner.input_tags
+        if inner.classifier_tags is not None:
+            tags.classifier_tags = inner.classifier_tags
+        return tags
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())
+        state.pop("_tuning", None)  # it holds functions that cannot be pickled
+        return state
+
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:
+        text = super().__repr__(N_CHAR_MAX)
+        return text if getattr(self, "pos_label_", None) is None else f"{text} with pos_label_={self.pos_label_!r}"
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # The parts of a fit
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _make_rule(self, task: str, X: Any, y: Any, weight: Any, params: dict[str, Any]) -> Rule:
+        if self.average == "none":
+            raise ValueError('a threshold is tuned for one score; average="none" gives one for each class.')
+        classes = np.unique(y)
+        if task != "multilabel":
+            counted = classes if weight is None else np.unique(y[weight > 0])
+            if len(counted) < 2:
+                raise ValueError(f"y has one class only ({', '.join(map(str, counted))}): there is nothing to decide.")
+        if isinstance(self.cv, str) and self.cv == "prefit":
+            try:
+                check_is_fitted(self.estimator)
+            except NotFittedError:
+                raise NotFittedError('cv="prefit" needs an estimator that is fitted already.') from None
+            if task != "multilabel":
+                classes = np.asarray(getattr(self.estimator, "classes_", classes))
+                task = "binary" if len(classes) == 2 else "multiclass"
+        if task != "binary" and self.pos_label is not None:
+            raise ValueError(f"pos_label={self.pos_label!r} has no effect on a {task} task; leave it out.")
+        positive = positive_class(classes, y, self.pos_label) if task == "binary" else 0
+        seed = 0 if self.random_state is None else int(check_random_state(self.random_state).randint(2**31 - 1))
+        options = dict(self.metric_options or {})
+        rule = Rule(task, classes, positive, "", self.metric, options, self.subject_to, self.average, seed)
+        rule.check()
+        return replace(rule, method=self._method(X, y, params))
+
+    def _method(self, X: Any, y: Any, params: dict[str, Any]) -> str:
+        wanted = _METHODS if self.response_method == "auto" else (self.response_method,)
+        if not set(wanted) <= set(_METHODS):
+            raise ValueError(f'response_method must be "auto", {_METHODS[0]!r} or {_METHODS[1]!r}; got {wanted[0]!r}.')
+        estimator = self.estimator
+        if not any(hasattr(estimator, method) for method in wanted) and is_classifier(estimator):
+            estimator = clone(estimator).fit(X, y, **params)  # a StackingClassifier cannot tell before
+        for method in wanted:
+            if hasattr(estimator, method):
+                return method
+        raise TypeError(
+            f"a threshold needs scores: the estimator must have {' or '.join(wanted)};"
+            f" {type(self.estimator).__name__} has not."
+        )
+
+    def _route(self, weight: Any, fit_params: dict[str, Any]) -> Any:
+        """What goes to the estimator's `fit`, and what to the splitter's `split`."""
+        if get_config()["enable_metadata_routing"]:
+            return process_routing(self, "fit", sample_weight=weight, **fit_params)
+        if weight is not None and has_fit_parameter(self.estimator, "sample_weight"):
+            fit_params = {**fit_params, "sample_weight": weight}
+        elif weight is not None:
+            warnings.warn(
+                f"{type(self.estimator).__name__}.fit takes no sample_weight: it is used for the tuning alone.",
+                stacklevel=3,
+            )
+        return Bunch(estimator=Bunch(fit=fit_params), splitter=Bunch(split={}))
+
+    def _split(self, X: Any, y: Any, rule: Rule, params: dict[str, Any]) -> list[tuple[Any, Any]]:
+        if isinstance(self.cv, str):
+            if self.cv != "prefit":
+                raise ValueError(f'cv must be a number, a splitter, splits or "prefit"; got {self.cv!r}.')
+            return [(None, np.arange(len(y)))]
+        stratify = rule.task != "multilabel"
+        if isinstance(self.cv, Real) and not isinstance(self.cv, Integral):
+            once = StratifiedShuffleSplit if stratify else ShuffleSplit
+            cv = once(n_splits=1, test_size=float(self.cv), random_state=self.random_state)
+        elif isinstance(self.cv, Integral) and self.random_state is not None:
+            folds = StratifiedKFold if stratify else KFold
+            cv = folds(self.cv, shuffle=True, random_state=self.random_state)
+        else:
+            cv = check_cv(self.cv, y, classifier=True)
+        splits = list(cv.split(X, y, **params))
+        if not self.refit and len(splits) > 1:
+            raise ValueError(f"refit=False keeps the model of a single split; cv makes {len(splits)} of them.")
+        return splits
+
+    def _check_nested(self) -> None:
+        if self.nested not in ("cross-fit", "full", None):
+            raise ValueError(f'nested must be "cross-fit", "full" or None; got {self.nested!r}.')
+        splits_again = self.cv is None or isinstance(self.cv, Real) or hasattr(self.cv, "split")
+        if self.nested == "full" and (isinstance(self.cv, str) or not splits_again):
+            raise ValueError(
+                'nested="full" splits the training part of each fold once more, so cv must be a number or a splitter;'
+                f" got {self.cv if isinstance(self.cv, str) else type(self.cv).__name__}."
+            )
+
+    def _nest(
+        self, rule: Rule, held: Held, splits: list[tuple[Any, Any]], X: Any, y: Any, params: dict[str, Any]
+    ) -> tuple[Any, float]:
+        """The metric on each nested fold, and of the decisions of all of them together."""
+        if self.nested is None:
+            return np.array([]), math.nan
+        if self.nested == "cross-fit":
+            held = held if len(splits) > 1 else _divide(rule, held)
+            outcomes = [_cross_fit(rule, held, fold) for fold in range(int(held.folds.max()) + 1)]
+        else:
+            inner = clone(self).set_params(nested=None, n_jobs=None, refit=True)
+            if rule.task == "binary":
+                inner.set_params(pos_label=rule.classes[rule.positive])
+            outcomes = Parallel(n_jobs=self.n_jobs)(
+                delayed(_refit_fold)(clone(inner), rule, X, y, train, held.rows[held.folds == fold], params)
+                for fold, (train, _) in enumerate(splits)
+            )
+        scores, decided, failed = np.full(len(outcomes), math.nan), np.zeros_like(held.target), ""
+        for fold, outcome in enumerate(outcomes):
+            here = held.folds == fold
+            if isinstance(outcome, ValueError):
+                failed = failed or f"without fold {fold}, {outcome}"
+            elif here.any():
+                part = held.part(here)
+                decided[here] = outcome
+                scores[fold] = rule.score(outcome, part.target, part.weight)
+        if failed:
+            warnings.warn(f"nested_score_ is NaN: {failed}", stacklevel=3)
+        return scores, math.nan if failed else rule.score(decided, held.target, held.weight)
+
+
+def _read_target(y: Any, task: str | None = None) -> tuple[str, Any]:
+    """The task that labels belong to, unless it is known, and the labels as an array."""
+    y = y.toarray() if hasattr(y, "toarray") else y
+    if task is None:
+        kind = type_of_target(y, input_name="y")
+        check_classification_targets(y)
+        if kind not in _TASKS:
+            raise ValueError(f"y must hold one label a row, or 0 and 1 for each label; got {kind}.")
+        task = _TASKS[kind]
+    if task != "multilabel":
+        return task, column_or_1d(y, warn=True)
+    y = np.asarray(y)
+    if y.ndim != 2 or not np.isin(y, (0, 1)).all():
+        raise ValueError(f"multilabel y must hold 0 and 1, one column a label; got {np.unique(y)[:3]}, {y.ndim}-d.")
+    return task, y
+
+
+def _score_fold(
+    estimator: Any, rule: Rule, X: Any, y: Any, train: Any, test: Any, params: dict[str, Any], *, keep: bool
+) -> tuple[Any, Any]:
+    """The scores of the rows ``test`` by a model that was fitted on the rows ``train``; the model too, to ``keep``."""
+    if train is not None:
+        params = _check_method_params(X, params, indices=train)
+        estimator = clone(estimator).fit(_safe_indexing(X, train), y[train], **params)
+    return rule.read(estimator, _safe_indexing(X, test)), estimator if keep else None
+
+
+def _pool(rule: Rule, scores: list[Any], tests: list[Any], y: Any, weight: Any) -> Held:
+    """The folds' scores, in one; rows of weight 0 are left out, so that they offer no cuts."""
+    rows = np.concatenate([np.arange(len(y))[test] for test in tests])
+    folds = np.repeat(np.arange(len(tests)), [len(part) for part in scores])
+    held = Held(np.concatenate(scores), rule.encode(y[rows]), None if weight is None else weight[rows], rows, folds)
+    return held if held.weight is None else held.part(held.weight != 0)
+
+
+def _divide(rule: Rule, held: Held) -> Held:
+    """Rows that were held out all at once, as up to five folds."""
+    rows = len(held.rows) if rule.task == "multilabel" else np.unique(held.target, return_counts=True)[1].min()
+    folds = np.zeros(len(held.rows), dtype=np.int64)
+    if rows > 1:
+        cv = (KFold if rule.task == "multilabel" else StratifiedKFold)(min(5, int(rows)))
+        for fold, (_, test) in enumerate(cv.split(folds, held.target)):
+            folds[test] = fold
+    return held._replace(folds=folds)
+
+
+def _cross_fit(rule: Rule, held: Held, fold: int) -> Any:
+    """Decisions on one fold, by what is tuned on the others; the error where that fails."""
+    here = held.folds == fold
+    others = held.part(~np.isin(held.rows, held.rows[here]))  # a repeated split holds a row in several folds
+    try:
+        return rule.decide(held.scores[here], rule.tune(others).threshold)
+    except ValueError as error:
+        return error
+
+
+def _refit_fold(
+    model: TunedThreshold, rule: Rule, X: Any, y: Any, train: Any, test: Any, params: dict[str, Any]
+) -> Any:
+    """Decisions on the rows ``test`` by the whole procedure on the rows ``train``; the error where that fails."""
+    if len(test) == 0:
+        return rule.encode(y[test])
+    try:
+        model.fit(_safe_indexing(X, train), y[train], **_check_method_params(X, params, indices=train))
+    except ValueError as error:
+        return error
+    return rule.encode(model.predict(_safe_indexing(X, test)))
