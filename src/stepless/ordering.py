@@ -1,0 +1,337 @@
+"""Samples in the order of their scores: the metrics of a ranking, each exact and as a smooth stand-in that trains.
+
+A metric of a ranking counts pairs, and there are n₊·n₋ of them. None is ever written down: with the samples sorted, a
+sum over pairs of a piecewise polynomial is a handful of prefix sums (`HingeSums`), so everything here takes O(n log n)
+time and O(n) memory. Most stand-ins compare scores by
+
+    φ(d) = 0 for d ≥ m,   (m − d)² / 4m for |d| < m,   −d for d ≤ −m,         d = sᵢ − sⱼ, i positive, j negative,
+
+the hinge made smooth (Huber). At m = 2 it is close to the pairwise logistic loss log(1 + e^−d). It asks nothing of
+pairs that are apart by the margin m, and however far a pair is in the wrong order, its slope is 1 and not 0.
+
+Every function takes samples in order (`Ranked`), with any number of leading axes (classes), and gives one number for
+each. Without positives or without negatives a stand-in is 0, and so is its gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stepless.numerics import constant, ratio
+
+
+class Ranked(NamedTuple):
+    """Samples along the last axis, the highest score first.
+
+    Attributes:
+        depth: Minus the score, ascending.
+        positive: The weight of each sample as a positive: weight · target.
+        negative: Its weight as a negative: weight · (1 − target).
+    """
+
+    depth: Tensor
+    positive: Tensor
+    negative: Tensor
+
+    @property
+    def totals(self) -> tuple[Tensor, Tensor]:
+        """The weight of all positives and of all negatives."""
+        return self.positive.sum(-1), self.negative.sum(-1)
+
+    @property
+    def mass(self) -> Tensor:
+        """The weight of each sample and of all before it."""
+        return (self.positive + self.negative).cumsum(-1)
+
+    def ties(self) -> tuple[Tensor, Tensor]:
+        """For each sample the indices of the first and of the last one with its score."""
+        depth = self.depth.detach()
+        return torch.searchsorted(depth, depth), torch.searchsorted(depth, depth, right=True) - 1
+
+    def curve(self) -> tuple[Tensor, Tensor]:
+        """True and false positives of the cut below each sample and those tied with it."""
+        last = self.ties()[1]
+        return self.positive.cumsum(-1).gather(-1, last), self.negative.cumsum(-1).gather(-1, last)
+
+
+def rank(scores: Tensor, positive: Tensor, negative: Tensor) -> Ranked:
+    """Sort samples ``(…, n)`` by score, in float64: prefix sums of float32 drift, and stall at 2^24."""
+    wide = torch.float32 if scores.device.type == "mps" else torch.float64  # Apple's devices have no float64
+    scores = torch.where(positive + negative != 0, scores, scores.detach())  # what weighs nothing: exactly no gradient
+    depth, order = torch.sort(-scores.to(wide), dim=-1)
+    return Ranked(depth, positive.to(wide).gather(-1, order), negative.to(wide).gather(-1, order))
+
+
+class HingeSums:
+    """Sums over knots a₁ ≤ … ≤ aₙ of wⱼ · max(0, t − aⱼ)^p, for any t in O(log n).
+
+    At the knots the sums of power p grow by those of lower powers, so p + 1 prefix sums give them all. From the knot
+    below t they are carried to t by the binomial formula. All terms are positive: nothing cancels, as it would in sums
+    of powers of aⱼ itself.
+
+    Shape:
+        - knots, weight: ``(…, n)``.
+        - t: ``(…, m)``, and so the result.
+
+    Example:
+        >>> knots, weight = torch.tensor([0.0, 1.0, 3.0]), torch.tensor([1.0, 2.0, 1.0])
+        >>> HingeSums(knots, weight, power=2)(torch.tensor([-1.0, 2.0, 4.0]))
+        tensor([ 0.,  6., 35.])
+
+    Source: Rust and Hocking (2023) give the sum over all pairs of a squared hinge in O(n log n).
+    """
+
+    def __init__(self, knots: Tensor, weight: Tensor, power: int) -> None:
+        self.knots, self.power = knots, power
+        self.at_knots = [weight.cumsum(-1)]
+        gap = knots.diff(dim=-1)
+        for p in range(1, power + 1):
+            growth = _carry([sums[..., :-1] for sums in self.at_knots], gap, p)
+            self.at_knots.append(F.pad(growth.cumsum(-1), (1, 0)))
+
+    def __call__(self, t: Tensor) -> Tensor:
+        below = torch.searchsorted(self.knots.detach(), t.detach(), right=True)
+        index, reached = (below - 1).clamp(min=0), below > 0
+        way = t - self.knots.gather(-1, index)
+        return torch.where(reached, _carry([sums.gather(-1, index) for sums in self.at_knots], way, self.power), 0.0)
+
+
+def _carry(sums: list[Tensor], way: Tensor, power: int) -> Tensor:
+    """Sums of ``power`` a ``way`` farther on: Σ_q C(p, q) · sums_q · way^(p−q); without q = p, what they grow by."""
+    total = sums[0]
+    for q in range(1, power + 1):
+        total = total * way
+        if q < len(sums):
+            total = total + math.comb(power, q) * sums[q]
+    return total
+
+
+def huber(d: Tensor, margin: float) -> Tensor:
+    """The smooth hinge φ(d) of the module's docstring: a difference of two squared hinges."""
+    return (F.relu(margin - d).square() - F.relu(-margin - d).square()) / (4 * margin)
+
+
+def _huber_sums(ranked: Ranked, weight: Tensor, margin: float) -> Tensor:
+    """Σⱼ wⱼ φ(sᵢ − sⱼ) for each sample i."""
+    sums = HingeSums(ranked.depth, weight, power=2)
+    return (sums(ranked.depth + margin) - sums(ranked.depth - margin)) / (4 * margin)
+
+
+def _over_positives(ranked: Ranked, values: Tensor, negatives: Tensor) -> Tensor:
+    """The weighted mean of the positives' values; 0 where there are none, or no negatives to compare them with."""
+    mean = ratio((ranked.positive * values).sum(-1), ranked.positive.sum(-1))
+    return torch.where(negatives != 0, mean, 0.0 * mean)  # 0 · mean, so that it stays on the graph
+
+
+def _damped_pairs(ranked: Ranked, negative: Tensor, margin: float, damping: float) -> Tensor:
+    """The loss of `damped_pairs` against negatives of the given weights."""
+    negatives = negative.sum(-1)
+    rate = ratio(_huber_sums(ranked, negative, margin) * (4 / margin), negatives.unsqueeze(-1))
+    if damping > 0:
+        rate = torch.log1p(damping * rate) / math.log1p(damping)
+    return _over_positives(ranked, rate, negatives)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# AUROC
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def auroc(ranked: Ranked) -> Tensor:
+    """Area under the ROC curve: how often a positive is ranked above a negative; ties count half."""
+    return partial_auroc(ranked, max_fpr=1.0)
+
+
+def partial_auroc(ranked: Ranked, *, max_fpr: float) -> Tensor:
+    """Area under the ROC curve up to a false positive rate, standardised so that chance is ½ and the best 1."""
+    (tp, fp), (positives, negatives) = ranked.curve(), ranked.totals
+    tpr = F.pad(ratio(tp, positives.unsqueeze(-1)), (1, 0))
+    fpr = F.pad(ratio(fp, negatives.unsqueeze(-1)), (1, 0))
+    # each piece of the curve as far as max_fpr, where it is cut off on a straight line
+    width = fpr.clamp(max=max_fpr).diff(dim=-1)
+    inside = ratio(width, fpr.diff(dim=-1))
+    area = (width * (tpr[..., :-1] + tpr.diff(dim=-1) * inside / 2)).sum(-1)
+    if max_fpr < 1:
+        chance = max_fpr**2 / 2
+        area = (1 + (area - chance) / (max_fpr - chance)) / 2
+    return torch.where(positives * negatives != 0, area, math.nan)
+
+
+def damped_pairs(ranked: Ranked, *, margin: float = 2.0, damping: float = 10.0) -> Tensor:
+    """AUROC: how many negatives lie above a positive, counted smoothly, damped, and averaged over positives.
+
+    Σᵢ wᵢ log(1 + c·Fᵢ) / log(1 + c) / Σᵢ wᵢ, where c is ``damping`` and Fᵢ = Σ₋ wⱼ φ(sᵢ − sⱼ) · 4/m / Σ₋ wⱼ is the
+    false positive rate at the positive i, with φ of ``margin`` m for the hard count. φ(0) = m/4 and the logarithm is
+    concave, so the loss is at least 1 − AUROC. Damping keeps a few positives that cannot be told from negatives from
+    outweighing all others; c = 0 is the plain mean over pairs.
+
+    Source: φ is convex and differentiable with φ'(0) < 0, so its mean over pairs is consistent with AUROC (Gao and
+    Zhou, 2015). The damping is ours; see benchmarks/ranking.
+    """
+    return _damped_pairs(ranked, ranked.negative, margin, damping)
+
+
+def wmw(ranked: Ranked, *, margin: float = 0.2, power: int = 3) -> Tensor:
+    """AUROC as Wilcoxon, Mann and Whitney count it: the mean over pairs of max(0, γ − (pᵢ − pⱼ))^q, p probabilities.
+
+    ``margin`` is γ and ``power`` is q. The paper has the sum; the mean does not grow with the batch.
+
+    Source: Yan et al., ICML 2003. All pairs in O(n log n): see `HingeSums`.
+    """
+    sums, negatives = HingeSums(ranked.depth, ranked.negative, power), ranked.negative.sum(-1)
+    return _over_positives(ranked, ratio(sums(ranked.depth + margin), negatives.unsqueeze(-1)), negatives)
+
+
+def soft_set_area(ranked: Ranked, *, thresholds: tuple[float, ...], delta: float = 0.2) -> Tensor:
+    """AUROC of soft sets: 1 − the area under (FPR(τ), TPR(τ)) over thresholds τ, from (0, 0) to (1, 1).
+
+    TPR(τ) = Σ₊ w H(p, τ) / Σ₊ w and FPR(τ) = Σ₋ w H(p, τ) / Σ₋ w of probabilities p, with the linear Heaviside H of
+    `stepless.Linear`; the area is that of the trapezoids between neighbouring thresholds. H bends at b = τ − τ_m/2 and
+    at c = τ + τ_m/2 alone, so its sum over n samples is one of hinges, and T thresholds cost O(T log n):
+
+        H(p, τ) = m₁ p + (m₂ − m₁) (p − b)₊ + (m₃ − m₂) (p − c)₊,  slopes m₁ = δ/b, m₂ = (1 − 2δ)/τ_m, m₃ = δ/(1 − c).
+
+    Source: Tsoi et al., NeurIPS 2022, which has the integral; the trapezoids and the end points are ours.
+    """
+    table = []
+    for tau in sorted(thresholds, reverse=True):
+        width = min(tau, 1 - tau)
+        b, c = tau - width / 2, tau + width / 2
+        slopes = (delta / b, (1 - 2 * delta) / width, delta / (1 - c))
+        table.append((slopes[0], slopes[1] - slopes[0], slopes[2] - slopes[1], -b, -c))
+    start, at_b, at_c, b_depth, c_depth = constant(table, ranked.depth).unbind(-1)
+
+    def rate(weight: Tensor) -> Tensor:
+        hinges = HingeSums(ranked.depth, weight, power=1)
+        every = torch.zeros_like(weight[..., :1])  # one row of bends for each class
+        linear = -(weight * ranked.depth).sum(-1, keepdim=True)
+        sums = start * linear + at_b * hinges(every + b_depth) + at_c * hinges(every + c_depth)
+        between = ratio(sums, weight.sum(-1, keepdim=True))
+        return F.pad(F.pad(between, (1, 0)), (0, 1), value=1.0)  # nothing is decided positive, …, everything is
+
+    tpr, fpr = rate(ranked.positive), rate(ranked.negative)
+    area = (fpr.diff(dim=-1) * (tpr[..., 1:] + tpr[..., :-1]) / 2).sum(-1)
+    positives, negatives = ranked.totals
+    return torch.where(positives * negatives != 0, 1 - area, 0.0 * area)
+
+
+def highest_pairs(ranked: Ranked, *, max_fpr: float, margin: float = 2.0, damping: float = 10.0) -> Tensor:
+    """Partial AUROC: `damped_pairs` against the highest negatives alone, the share ``max_fpr`` of them.
+
+    Fᵢ = Σ₋ vⱼ φ(sᵢ − sⱼ) · 4/m / Σ₋ vⱼ, where v is the weight of the negatives down to the share ``max_fpr`` of it: all
+    of the higher ones, a fraction of those tied with the last, none below. Which they are is not differentiated.
+
+    Source: the partial AUROC of Narasimhan and Agarwal (2013), which likewise ranks against the highest negatives.
+    """
+    first, last = ranked.ties()
+    through = ranked.negative.cumsum(-1)
+    before = F.pad(through, (1, 0)).gather(-1, first)
+    tied = through.gather(-1, last) - before
+    budget = max_fpr * ranked.negative.sum(-1, keepdim=True)
+    share = ratio((budget - before).clamp(min=0).minimum(tied), tied)
+    return _damped_pairs(ranked, ranked.negative * share, margin, damping)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Average precision
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def average_precision(ranked: Ranked) -> Tensor:
+    """Mean over the positives of the precision of the cut below each; without positives 0, as in scikit-learn."""
+    tp, fp = ranked.curve()
+    return ratio((ranked.positive * ratio(tp, tp + fp)).sum(-1), ranked.positive.sum(-1))
+
+
+def log_precisions(ranked: Ranked, *, margin: float = 2.0) -> Tensor:
+    """Average precision: the mean over positives of −log of a precision that bounds the true one from below.
+
+    Σᵢ wᵢ log(1 + Nᵢ / Pᵢ) / Σᵢ wᵢ, where Pᵢ = Σ₊ wⱼ [sⱼ ≥ sᵢ] counts the positives at or above the positive i, and
+    Nᵢ = Σ₋ wⱼ φ(sᵢ − sⱼ) · 4/m counts the negatives there smoothly. φ(0) = m/4, so Nᵢ is at least the hard count, and
+    the loss at least 1 − AP. P is a count of ranks and is not differentiated. The logarithm keeps a slope for positives
+    with many negatives above them, which in 1 − P/(P + N) would vanish as 1/N².
+    """
+    above, _ = ranked.curve()
+    negatives = _huber_sums(ranked, ranked.negative, margin) * (4 / margin)
+    above = torch.where(ranked.positive != 0, above, 1.0)  # others do not count, but must not divide by 0
+    return _over_positives(ranked, torch.log1p(negatives / above), ranked.negative.sum(-1))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One cut
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def recall_at_precision(ranked: Ranked, *, precision: float) -> Tensor:
+    """Greatest recall of all cuts that have at least the given precision; 0 where none has."""
+    tp, fp = ranked.curve()
+    positives = ranked.positive.sum(-1)
+    best = torch.where(ratio(tp, tp + fp) >= precision, tp, 0.0).amax(-1)
+    return torch.where(positives != 0, ratio(best, positives), math.nan)
+
+
+def precision_at_k(ranked: Ranked, *, k: int) -> Tensor:
+    """Share of positives among the k highest scores, of all where there are fewer; ties for the last place share it."""
+    mass, (first, last) = ranked.mass, ranked.ties()
+    size = mass[..., -1:].clamp(max=k)
+    index = torch.searchsorted(mass, size).clamp(max=mass.shape[-1] - 1)
+    first, last = first.gather(-1, index), last.gather(-1, index)
+    before, tp_before = (F.pad(sums, (1, 0)).gather(-1, first) for sums in (mass, ranked.positive.cumsum(-1)))
+    tp_through = ranked.positive.cumsum(-1).gather(-1, last)
+    tp = tp_before + (tp_through - tp_before) * ratio(size - before, mass.gather(-1, last) - before)
+    return torch.where(size != 0, ratio(tp, size), math.nan).squeeze(-1)
+
+
+def across_cut(ranked: Ranked, mass: Tensor, margin: float) -> Tensor:
+    """What positives lack above a cut and negatives lack below it: the loss of the metrics that cut a ranking once.
+
+    (S₋ · A + S₊ · B) / (S₊ + S₋) with A = Σ₊ w φ(s − θ), B = Σ₋ w φ(θ − s), S₊ = Σ₊ w |φ'(s − θ)| and
+    S₋ = Σ₋ w |φ'(θ − s)|. The cut θ, between the samples of which ``mass`` is the weight and the next, and the sums S
+    are not differentiated. The weights S make the gradient of a common shift of all scores 0, because the cut would
+    shift with them: a positive is moved up by as much as negatives can be moved down, and the other way round.
+    """
+    theta = _cut_below(ranked, mass)
+    rise, fall = theta - ranked.depth, ranked.depth - theta  # s − θ of the positives, θ − s of the negatives
+    lacking = [(ranked.positive * huber(rise, margin)).sum(-1), (ranked.negative * huber(fall, margin)).sum(-1)]
+    slopes = [
+        (weight * (F.relu(margin - d) - F.relu(-margin - d))).sum(-1).detach()
+        for weight, d in ((ranked.positive, rise), (ranked.negative, fall))
+    ]
+    return ratio(slopes[1] * lacking[0] + slopes[0] * lacking[1], slopes[0] + slopes[1])
+
+
+@torch.no_grad()
+def _cut_below(ranked: Ranked, mass: Tensor) -> Tensor:
+    """Minus the midpoint of the last score among the highest samples of weight ``mass (…, 1)`` and the next lower."""
+    through = ranked.mass
+    # not the next index: samples that weigh nothing must not move the cut
+    ends = [torch.searchsorted(through, mass, right=right) for right in (False, True)]
+    last = ends[0].clamp(max=through.shape[-1] - 1)
+    following = torch.where(ends[1] < through.shape[-1], ends[1], last)
+    return (ranked.depth.gather(-1, last) + ranked.depth.gather(-1, following)) / 2
+
+
+def cut_at_precision(ranked: Ranked, *, precision: float, margin: float = 2.0) -> Tensor:
+    """Recall at a precision: the loss `across_cut` of the lowest cut that keeps the precision, per unit of positives.
+
+    The cut is the one of greatest recall among those with at least this precision; where there is none, the cut of
+    greatest precision.
+    """
+    positives = ranked.positive.sum(-1)
+    with torch.no_grad():
+        tp, mass = ranked.curve()[0], ranked.mass.gather(-1, ranked.ties()[1])
+        reached = ratio(tp, mass)
+        merit = torch.where(reached >= precision, 1 + ratio(tp, positives.unsqueeze(-1)), reached)
+        mass = mass.gather(-1, merit.argmax(-1, keepdim=True))
+    return ratio(across_cut(ranked, mass, margin), positives)
+
+
+def cut_at_k(ranked: Ranked, *, k: int, margin: float = 2.0) -> Tensor:
+    """Precision of the k highest: the loss `across_cut` of the cut below the k highest, divided by k."""
+    mass = torch.full_like(ranked.depth[..., :1], k)
+    return across_cut(ranked, mass, margin) / k
