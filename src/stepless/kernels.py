@@ -1,14 +1,17 @@
 """Fused twins of the path, for plain eager work on the CPU: the same values and gradients, fewer passes.
 
 From scores to loss is one autograd node here. The counting pass writes into a few buffers instead of making an array
-for each operation, and the small arithmetic from counts to loss goes through numpy, because torch spends microseconds
-on each scalar operation. The plain path is what this is tested against, and what runs whenever `is_fused` says no.
+for each operation, and the small arithmetic from counts to loss runs as traced code on plain numbers, because torch
+spends microseconds on each scalar operation. The plain path is what this is tested against, and what runs whenever
+`is_fused` says no.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,11 +20,10 @@ from torch import Tensor, nn
 from stepless.confusion import cells
 from stepless.steps import Step
 from stepless.tasks import Batch
+from stepless.tracing import Differentiated, differentiated
 
 #: Scores in a block; see benchmarks/speed. Small blocks pay for the threads' meetings, large ones for fresh memory.
 BLOCK = 1 << 20
-
-_INFINITESIMAL = 1e-30
 
 
 def eager(*tensors: Tensor | None) -> bool:
@@ -31,8 +33,29 @@ def eager(*tensors: Tensor | None) -> bool:
     return all(t is None or (t.is_cpu and type(t) in (Tensor, nn.Parameter)) for t in tensors)
 
 
+@lru_cache(maxsize=1)
+def triton_is_there() -> bool:
+    """Whether Triton can be imported; it comes with torch's CUDA builds."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def is_on_cuda(input: Tensor, target: Tensor) -> bool:
+    """Whether the Triton modules may look at these tensors: plain eager code on CUDA, and Triton is there."""
+    return (
+        isinstance(input, Tensor)
+        and input.is_cuda
+        and input.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        and input.numel() > 0
+        and isinstance(target, Tensor)
+        and target.is_cuda
+        and not target.requires_grad
+        and not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+        and triton_is_there()
+    )
+
+
 def is_fused(batch: Batch) -> bool:
-    """Whether `loss_of_counts` can take this batch."""
+    """Whether `fused_loss` can take this batch."""
     return (
         eager(batch.scores, batch.target, batch.weight, batch.mask)
         and batch.dtype == batch.scores.dtype
@@ -41,77 +64,78 @@ def is_fused(batch: Batch) -> bool:
     )
 
 
-Differentiate = Callable[[tuple[float, ...]], tuple[float, list[float]]]
+Differentiate = Callable[[float, float, float, float], Differentiated]
 
-#: Cells on which a formula is tried; the last have empty rows and columns.
+#: Cells on which a traced formula is tried; the last have empty rows and columns.
 _PROBES = ((3.0, 1.0, 2.0, 4.0), (50.5, 0.25, 7.0, 1.0), (0.0, 0.0, 2.0, 5.0), (2.0, 3.0, 0.0, 0.0))
 
 
 @torch.inference_mode(False)
 @torch.enable_grad()
-def differentiator(of: Callable[[Any], Any], of_numbers: Callable[..., Any] | None) -> Differentiate | None:
-    """The fastest way to a value and its partial derivatives that agrees with torch's, or None.
+def differentiator(of: Callable[[Any], Any]) -> Differentiate | None:
+    """Value and partial derivatives of a scalar function of cells ``(4,)``, traced; None unless it agrees with torch.
 
-    Args:
-        of: A scalar function of cells ``(..., 4)``, in any array.
-        of_numbers: The same of four plain numbers, where the formula has such a form.
+    A user's formula may use what symbols have not; then torch differentiates it.
     """
-    ways: list[Differentiate] = [lambda cells: complex_step(cells, of)]
-    if of_numbers is not None:
-        ways.insert(0, lambda cells: complex_step_of_numbers(cells, of_numbers))
-    return next((way for way in ways if _agrees_with_torch(way, of)), None)
+    try:
+        traced = differentiated(of)
+        for probe in _PROBES:
+            cells = torch.tensor(probe, dtype=torch.float64, requires_grad=True)
+            value = of(cells)
+            expected = [value.item(), *torch.autograd.grad(value, cells)[0].tolist()]
+            if not np.allclose(traced(*probe), expected, rtol=1e-9, atol=1e-12, equal_nan=True):
+                return None
+    except Exception:
+        return None
+    return traced
 
 
-def _agrees_with_torch(way: Differentiate, of: Callable[[Any], Any]) -> bool:
-    for probe in _PROBES:
-        cells = torch.tensor(probe, dtype=torch.float64, requires_grad=True)
-        value = of(cells)
-        (gradient,) = torch.autograd.grad(value, cells)
-        try:
-            result, partials = way(probe)
-        except Exception:  # a user's formula may use what plain numbers or numpy have not
-            return False
-        if not np.allclose([result, *partials], [value.item(), *gradient.tolist()], rtol=1e-9, atol=1e-12):
-            return False
-    return True
+class Objective(NamedTuple):
+    """What is computed from the counts: everything but the batch.
+
+    Attributes:
+        step: The smooth step.
+        tau: The threshold.
+        of: The loss of the cells ``(4,)`` of one label.
+        differentiate: The same with its partial derivatives, on plain numbers.
+        labels: Whether dimension 1 of the batch holds labels, whose losses are averaged.
+        label_weight: Their weights in that average, where they are not equal.
+    """
+
+    step: Step
+    tau: float
+    of: Callable[[Any], Any]
+    differentiate: Differentiate
+    labels: bool = False
+    label_weight: tuple[float, ...] | None = None
 
 
-def loss_of_counts(
-    batch: Batch, step: Step, tau: float, of: Callable[[Any], Any], differentiate: Differentiate
-) -> Tensor:
-    """``of(cells)``, a scalar, for the cells ``(4,)`` of all yes/no decisions of a batch at one threshold."""
-    weight = batch.entry_weight
-    if weight is not None:
-        weight = weight.expand_as(batch.target)
-    settings = (batch.target, weight, step, tau, batch.logits, of)
-    return _LossOfCounts.apply(batch.scores, settings, differentiate)  # type: ignore[no-untyped-call]
+def fused_loss(batch: Batch, objective: Objective) -> Tensor:
+    """The loss of a batch, in one autograd node."""
+    return _FusedLoss.apply(batch.scores, batch, objective)  # type: ignore[no-untyped-call]
 
 
-class _LossOfCounts(torch.autograd.Function):
+class _FusedLoss(torch.autograd.Function):
     """One node from scores to loss. The gradient is made in the forward pass, while what it needs is at hand."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, settings: tuple[Any, ...], differentiate: Differentiate) -> Tensor:
-        loss, ctx.gradient = _differentiated(scores, settings, differentiate, wanted=ctx.needs_input_grad[0])
+    def forward(ctx: Any, scores: Tensor, batch: Batch, objective: Objective) -> Tensor:
+        loss, ctx.gradient = _differentiated(scores, batch, objective, wanted=ctx.needs_input_grad[0])
         ctx.save_for_backward(scores)
-        ctx.settings, ctx.differentiate = settings, differentiate
-        return torch.full((), loss, dtype=scores.dtype)
+        # without the scores: a context that holds its own input is never freed
+        ctx.batch, ctx.objective = batch._replace(scores=batch.target), objective
+        return torch.scalar_tensor(loss, dtype=scores.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (scores,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted: let torch differentiate the plain formula
-            return (
-                torch.autograd.grad(_plain_loss(scores, *ctx.settings), scores, grad, create_graph=True)[0],
-                None,
-                None,
-            )
-        gradient, ctx.gradient = (
-            ctx.gradient,
-            None,
-        )  # given away, so that it becomes the input's gradient without a copy
-        if gradient is None:  # the second pass through a retained graph
-            _, gradient = _differentiated(scores, ctx.settings, ctx.differentiate, wanted=True)
+            loss = plain_loss(ctx.batch._replace(scores=scores), ctx.objective)
+            return torch.autograd.grad(loss, scores, grad, create_graph=True)[0], None, None
+        # given away, so that it becomes the input's gradient without a copy; a retained graph makes it anew
+        gradient, ctx.gradient = ctx.gradient, None
+        if gradient is None:
+            _, gradient = _differentiated(scores, ctx.batch, ctx.objective, wanted=True)
         try:
             factor = grad.item()
         except RuntimeError:  # a batch of gradients at once, as jacobian(vectorize=True) sends
@@ -119,103 +143,119 @@ class _LossOfCounts(torch.autograd.Function):
         return gradient if factor == 1.0 else gradient.mul_(factor), None, None
 
 
-def _differentiated(
-    scores: Tensor, settings: tuple[Any, ...], differentiate: Differentiate, *, wanted: bool
-) -> tuple[float, Tensor | None]:
+def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wanted: bool) -> tuple[float, Tensor | None]:
     """The loss, and where it is wanted its gradient."""
-    target, weight, step, tau, logits, _ = settings
-    z, y = scores.reshape(-1), target.reshape(-1)
-    w = None if weight is None else weight.reshape(-1)
-    cells, slopes, steepness = _count(z, y, w, step, tau, logits)
-    loss, (tp, fp, fn, tn) = differentiate(cells)
+    weight = batch.entry_weight
+    shape = (scores.shape[:2] if scores.dim() == 2 else (*scores.shape[:2], -1)) if objective.labels else (-1,)
+    z, y = scores.reshape(shape), batch.target.reshape(shape)
+    w = None if weight is None else weight.expand_as(scores).reshape(shape)
+    if objective.labels:
+        return _labels(scores, z, y, w, batch.logits, objective, wanted=wanted)
+    sums, slopes, steepness = _count(z, y, w, batch.logits, objective)
+    loss, tp, fp, fn, tn = objective.differentiate(*_cells(sums, _EPS[z.dtype]))
     if not wanted:
         return loss, None
-    return loss, _pull_back(slopes, y, w, (tp - fn) * steepness, (fp - tn) * steepness).view(scores.shape)
+    hit, alarm = (tp - fn) * steepness, (fp - tn) * steepness
+    if w is not None:
+        slopes.mul_(w)
+    # a positive's decision is worth "hit", a negative's "alarm"
+    return loss, (slopes * alarm).addcmul_(slopes, y, value=hit - alarm).view(scores.shape)
+
+
+def _labels(
+    scores: Tensor, z: Tensor, y: Tensor, w: Tensor | None, logits: bool, objective: Objective, *, wanted: bool
+) -> tuple[float, Tensor | None]:
+    sums, slopes, steepness = _count(z, y, w, logits, objective)
+    columns = list(zip(*(np.broadcast_to(s, z.shape[1]).tolist() for s in sums), strict=True))
+    weights = objective.label_weight or (1.0,) * len(columns)
+    share = 1 / sum(weights)
+    loss, worths = 0.0, []
+    for column, weight in zip(columns, weights, strict=True):
+        value, tp, fp, fn, tn = objective.differentiate(*_cells(column, _EPS[z.dtype]))
+        loss += share * weight * value
+        worths.append([share * weight * steepness * (tp - fn), share * weight * steepness * (fp - tn)])
+    if not wanted:
+        return loss, None
+    hit, alarm = (
+        torch.tensor(worth, dtype=z.dtype).view(-1, *[1] * (z.dim() - 2)) for worth in zip(*worths, strict=True)
+    )
+    if w is not None:
+        slopes.mul_(w)
+    return loss, torch.mul(y, hit - alarm).add_(alarm).mul_(slopes).view(scores.shape)
 
 
 def _count(
-    z: Tensor, y: Tensor, w: Tensor | None, step: Step, tau: float, logits: bool
-) -> tuple[tuple[float, ...], Tensor, float]:
-    """The cells; the derivative of every decision with respect to its score, and the constant it lacks."""
-    size = z.numel()
+    z: Tensor, y: Tensor, w: Tensor | None, logits: bool, objective: Objective
+) -> tuple[tuple[Any, Any, Any, Any], Tensor, float]:
+    """The sums tp, predicted, support and total; the derivative of every decision, and the constant it lacks.
+
+    Scores are flat, or ``(N, labels)`` or ``(N, labels, pixels)`` to be summed for each label.
+    """
+    step, tau, rows = objective.step, objective.tau, len(z)
+    height = max(1, BLOCK // max(1, z[0].numel())) if z.dim() > 1 and rows else BLOCK
+    add = _add_labels if z.dim() > 1 else _add
     slopes = torch.empty_like(z)
     # Buffers are made once and written to: fresh ones would cost more in page faults than the arithmetic does.
-    decisions, spares = z.new_empty(min(size, BLOCK)), z.new_empty(min(size, BLOCK))
+    decisions, spares = (torch.empty_like(z if rows <= height else z[:height]) for _ in range(2))
     tp = predicted = support = total = 0.0
     steepness = 1.0
-    for start in range(0, size, BLOCK):
-        if size <= BLOCK:
-            block, truth, share, slope, h, spare = z, y, w, slopes, decisions, spares
-        else:
-            cut = slice(start, start + BLOCK)
+    for start in range(0, rows, height):
+        block, truth, share, slope, h, spare = z, y, w, slopes, decisions, spares
+        if rows > height:
+            cut = slice(start, start + height)
             block, truth, share, slope = z[cut], y[cut], None if w is None else w[cut], slopes[cut]
-            h, spare = decisions[: block.numel()], spares[: block.numel()]
+            h, spare = decisions[: len(block)], spares[: len(block)]
         if logits:
             scale, shift, steepness = step.linearise_logits(block, tau, h, slope, spare)
         else:
             scale, shift, steepness = step.linearise(block, tau, h, slope)
         if share is None:
-            decided, here = h.sum().item(), float(truth.numel())
-            positives = truth.sum().item()
+            decided, positives = add(h), add(truth)
+            here = float(truth.numel() // (1 if z.dim() == 1 else max(1, z.shape[1])))
         else:
-            decided, here = torch.mul(h, share, out=spare).sum().item(), share.sum().item()
-            positives = torch.mul(truth, share, out=spare).sum().item()
-            truth = spare
+            decided, here = add(torch.mul(h, share, out=spare)), add(share)
+            truth = torch.mul(truth, share, out=spare)
+            positives = add(truth)
         # not torch.dot: it adds one by one, and a million equal terms drift
-        tp += scale * h.mul_(truth).sum().item() + shift * positives
-        predicted += scale * decided + shift * here
-        support += positives
-        total += here
-    cells = (tp, predicted - tp, support - tp, total - support - predicted + tp)
-    # A cell below the sums' own rounding is empty: 0/0 must not become a ratio of two roundings.
-    noise = 4 * torch.finfo(z.dtype).eps * total
-    return tuple(cell if not abs(cell) < noise else 0.0 for cell in cells), slopes, steepness
+        tp = tp + scale * add(h.mul_(truth)) + shift * positives
+        predicted = predicted + scale * decided + shift * here
+        support, total = support + positives, total + here
+    return (tp, predicted, support, total), slopes, steepness
 
 
-def _pull_back(slopes: Tensor, y: Tensor, w: Tensor | None, hit: float, alarm: float) -> Tensor:
-    """The gradient: a positive's decision is worth ``hit``, a negative's ``alarm``."""
-    if w is not None:
-        slopes.mul_(w)
-    gradient = slopes * alarm
-    return gradient.addcmul_(slopes, y, value=hit - alarm)
+def _add(x: Tensor) -> float:
+    return x.sum().item()
 
 
-def _plain_loss(
-    scores: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    step: Step,
-    tau: float,
-    logits: bool,
-    of: Callable[[Any], Any],
-) -> Tensor:
-    batch = Batch(scores, target, weight, None, logits, scores.dtype)
-    decision = step.from_logits(scores, tau) if logits else step(scores, tau)
-    return of(cells(batch, decision, "batch", labels=False).view(4))
+def _add_labels(x: Tensor) -> Any:
+    return (x.sum(0) if x.dim() == 2 else x.sum((0, 2))).double().numpy()
 
 
-def complex_step(cells: tuple[float, ...], of: Callable[[Any], Any]) -> tuple[float, list[float]]:
-    """The value and the partial derivatives of ``of`` at the four cells.
+_EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
-    Given counts with an infinitesimal imaginary change in one cell each, the result carries the partial derivatives in
-    its imaginary part, exact to the last bits: no difference is taken (Squire and Trapp 1998).
+
+def _cells(sums: tuple[float, ...], eps: float) -> tuple[float, float, float, float]:
+    """The four cells.
+
+    One below the rounding of the sums it is a difference of is empty: 0/0 must not become a ratio of two roundings.
     """
-    with np.errstate(invalid="ignore"):  # NaN scores make NaN counts, and those a NaN loss, without a word from numpy
-        result = of(_CHANGES + cells)
-    return result[0].real, (result.imag / _INFINITESIMAL).tolist()
-
-
-def complex_step_of_numbers(cells: tuple[float, ...], of: Callable[..., Any]) -> tuple[float, list[float]]:
-    """The same for ``of(tp, fp, fn, tn)`` on plain numbers, which are faster than any array where four are all."""
-    tp, fp, fn, tn = cells
-    step = 1j * _INFINITESIMAL
-    results = (
-        of(tp + step, fp, fn, tn),
-        of(tp, fp + step, fn, tn),
-        of(tp, fp, fn + step, tn),
-        of(tp, fp, fn, tn + step),
+    tp, predicted, support, total = sums
+    fp, fn, tn = predicted - tp, support - tp, total - support - predicted + tp
+    eps *= 4
+    return (
+        tp,
+        0.0 if abs(fp) < eps * predicted else fp,
+        0.0 if abs(fn) < eps * support else fn,
+        0.0 if abs(tn) < eps * total else tn,
     )
-    return results[0].real, [result.imag / _INFINITESIMAL for result in results]
 
 
-_CHANGES = 1j * _INFINITESIMAL * np.eye(4)
+def plain_loss(batch: Batch, objective: Objective) -> Tensor:
+    """The same loss by the plain path: what the fused ones are tested against, and differentiated twice by."""
+    decide = objective.step.from_logits if batch.logits else objective.step
+    table = cells(batch, decide(batch.scores, objective.tau), "batch", labels=objective.labels)
+    if not objective.labels:
+        return objective.of(table.view(4))
+    losses = objective.of(table.view(-1, 4))
+    weight = losses.new_tensor(objective.label_weight or (1.0,) * len(losses))
+    return (losses * weight).sum() / weight.sum()

@@ -1,0 +1,203 @@
+"""Formulas as straight-line code: trace a formula once, then run its value and gradient on plain numbers.
+
+Torch spends microseconds on every scalar operation, and a metric is a few dozen of them. So a formula is called once
+with symbols that write down what happens to them; the tape, forwards for the value and backwards for the derivatives,
+becomes a Python function of four floats. A conditional (``where``) follows the numbers of each call, so zeros are
+treated as in the formula itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Differentiated = tuple[float, float, float, float, float]
+
+
+class Tape:
+    """The operations of one formula: for each value its expression, and its derivative by each value it reads."""
+
+    def __init__(self) -> None:
+        self.expressions: list[str] = []
+        self.partials: list[list[tuple[int, str]]] = []
+
+    def write(self, expression: str, partials: list[tuple[Any, str]]) -> Symbol:
+        """Note an operation down; ``partials`` pairs what it reads with the derivative's expression."""
+        self.expressions.append(expression)
+        self.partials.append([(x.index, partial) for x, partial in partials if isinstance(x, Symbol)])
+        return Symbol(self, len(self.expressions) - 1)
+
+
+class Symbol:
+    """A number that is not known yet."""
+
+    __array_ufunc__ = None  # numpy leaves the arithmetic to us
+    __slots__ = ("index", "tape")
+
+    def __init__(self, tape: Tape, index: int) -> None:
+        self.tape, self.index = tape, index
+
+    def __str__(self) -> str:
+        return f"v{self.index}"
+
+    @staticmethod
+    def __array_namespace__() -> Any:
+        return Symbols
+
+    def __add__(self, other: Any) -> Symbol:
+        return self.tape.write(f"{self} + {_text(other)}", [(self, "1.0"), (other, "1.0")])
+
+    def __sub__(self, other: Any) -> Symbol:
+        return self.tape.write(f"{self} - {_text(other)}", [(self, "1.0"), (other, "-1.0")])
+
+    def __rsub__(self, other: Any) -> Symbol:
+        return self.tape.write(f"{_text(other)} - {self}", [(other, "1.0"), (self, "-1.0")])
+
+    def __mul__(self, other: Any) -> Symbol:
+        return self.tape.write(f"{self} * {_text(other)}", [(self, _text(other)), (other, str(self))])
+
+    def __truediv__(self, other: Any) -> Symbol:
+        quotient, by = f"v{len(self.tape.expressions)}", _text(other)
+        return self.tape.write(f"{self} / {by}", [(self, f"1.0 / {by}"), (other, f"-{quotient} / {by}")])
+
+    def __rtruediv__(self, other: Any) -> Symbol:
+        return Symbols.constant(self, other) / self
+
+    def __pow__(self, exponent: float) -> Symbol:
+        derivative = f"{float(exponent)!r} * power({self}, {float(exponent) - 1.0!r})"
+        return self.tape.write(f"power({self}, {float(exponent)!r})", [(self, derivative)])
+
+    def __neg__(self) -> Symbol:
+        return self.tape.write(f"-{self}", [(self, "-1.0")])
+
+    def __gt__(self, other: Any) -> Symbol:
+        return _compare(self, ">", other)
+
+    def __lt__(self, other: Any) -> Symbol:
+        return _compare(self, "<", other)
+
+    def __ne__(self, other: object) -> Symbol:  # type: ignore[override]
+        return _compare(self, "!=", other)
+
+    def __abs__(self) -> Symbol:
+        return self.tape.write(f"where({self} < 0.0, -{self}, {self})", [(self, f"where({self} < 0.0, -1.0, 1.0)")])
+
+    def __bool__(self) -> bool:
+        raise TypeError("a formula cannot branch on a symbol")
+
+    __radd__, __rmul__ = __add__, __mul__
+    __hash__ = object.__hash__
+
+
+class Symbols:
+    """The functions of an array library that formulas use, for symbols and numpy arrays of them."""
+
+    stack, flip, concatenate = staticmethod(np.stack), staticmethod(np.flip), staticmethod(np.concatenate)
+
+    @staticmethod
+    def where(condition: Any, yes: Any, no: Any) -> Any:
+        """``yes`` where the condition holds, else ``no``."""
+        return _each(_where, condition, yes, no)
+
+    @staticmethod
+    def not_equal(x: Any, value: float) -> Any:
+        """Whether ``x`` differs from a number."""
+        return _each(lambda s: s != value, x)
+
+    @staticmethod
+    def greater(x: Any, value: float) -> Any:
+        """Whether ``x`` is above a number."""
+        return _each(lambda s: s > value, x)
+
+    @staticmethod
+    def asarray(values: Any, dtype: Any) -> Any:
+        """Numbers, to be used with symbols."""
+        return np.array(values, dtype=dtype)
+
+    @staticmethod
+    def sqrt(x: Any) -> Any:
+        """The square root."""
+        return _each(lambda s: s**0.5, x)
+
+    @staticmethod
+    def minimum(a: Any, b: Any) -> Any:
+        """The smaller one."""
+        return _each(lambda s, t: _where(_compare(s, "<", t), s, t), a, b)
+
+    @staticmethod
+    def maximum(a: Any, b: Any) -> Any:
+        """The larger one."""
+        return _each(lambda s, t: _where(_compare(s, ">", t), s, t), a, b)
+
+    @staticmethod
+    def constant(like: Symbol, value: float) -> Symbol:
+        """A number on the tape."""
+        return like.tape.write(_text(value), [])
+
+
+def _compare(a: Any, sign: str, b: Any) -> Symbol:
+    """1 where it holds and 0 where not: a number, so that it can be counted."""
+    tape = a.tape if isinstance(a, Symbol) else b.tape
+    return tape.write(f"where({_text(a)} {sign} {_text(b)}, 1.0, 0.0)", [])
+
+
+def _where(condition: Symbol, yes: Any, no: Any) -> Symbol:
+    holds = f"{condition} != 0.0"
+    partials = [(yes, f"where({holds}, 1.0, 0.0)"), (no, f"where({holds}, 0.0, 1.0)")]
+    return condition.tape.write(f"where({holds}, {_text(yes)}, {_text(no)})", partials)
+
+
+def _each(function: Callable[..., Any], *args: Any) -> Any:
+    if not any(isinstance(arg, np.ndarray) for arg in args):
+        return function(*args)
+    return np.frompyfunc(function, len(args), 1)(*args)
+
+
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, Symbol) else f"({float(value)!r})"
+
+
+def differentiated(formula: Callable[[Any], Any]) -> Callable[[float, float, float, float], Differentiated]:
+    """Value and partial derivatives of a scalar formula of cells ``(4,)``, as a function of four floats.
+
+    >>> of = differentiated(lambda cells: cells[..., 0] / (cells[..., 0] + cells[..., 1]))
+    >>> of(3.0, 1.0, 0.0, 0.0)
+    (0.75, 0.0625, -0.1875, 0.0, 0.0)
+    """
+    lines, results = straight_line(formula)
+    source = "\n    ".join(["def of(tp, fp, fn, tn):", *lines, f"return {', '.join(results)}"])
+    names: dict[str, Any] = {"nan": float("nan"), "inf": float("inf"), "where": _choose, "power": pow}
+    exec(source, names)  # our own text, from a tape
+    return names["of"]
+
+
+def _choose(condition: bool, yes: float, no: float) -> float:
+    return yes if condition else no
+
+
+def straight_line(formula: Callable[[Any], Any]) -> tuple[list[str], list[str]]:
+    """The formula as assignments, and the names or expressions of its value and four partial derivatives.
+
+    They read tp, fp, fn and tn, and call ``where(condition, yes, no)`` and ``power(base, exponent)``.
+    """
+    tape = Tape()
+    cells = np.empty(4, dtype=object)
+    cells[:] = [tape.write(name, []) for name in ("tp", "fp", "fn", "tn")]
+    traced = formula(cells)
+    result = (traced.item() if isinstance(traced, np.ndarray) else traced).index
+    needed = {result}
+    for i in range(result, -1, -1):
+        if i in needed:
+            needed |= set(map(int, re.findall(r"\bv(\d+)\b", tape.expressions[i])))
+    lines = [f"v{i} = {expression}" for i, expression in enumerate(tape.expressions) if i in needed]
+    adjoints: dict[int, list[str]] = {result: ["1.0"]}
+    for i in range(result, 3, -1):
+        if i not in adjoints:
+            continue
+        lines.append(f"d{i} = {' + '.join(adjoints[i])}")
+        for j, partial in tape.partials[i]:
+            adjoints.setdefault(j, []).append({"1.0": f"d{i}", "-1.0": f"(-d{i})"}.get(partial, f"d{i} * ({partial})"))
+    return lines, [f"v{result}", *(" + ".join(adjoints.get(i, ["0.0"])) for i in range(4))]
