@@ -42,10 +42,12 @@ check: lint types layers doctest test
 
 check-full: check
 	$(BIN)/python -m pytest -m full
-	$(BIN)/python benchmarks/speed/cpu.py
+	$(MAKE) bench
 
 bench: $(VENV)/ready
 	$(BIN)/python benchmarks/speed/cpu.py
+	$(BIN)/python benchmarks/thresholds/speed.py
+	$(BIN)/python benchmarks/ranking/speed.py
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis

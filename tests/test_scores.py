@@ -65,10 +65,10 @@ class Problem:
 
     @property
     def decision(self):
-        """Probability ≥ threshold in the precision of the scores; multiclass: the first argmax(log p − offset)."""
+        """Probability ≥ threshold in the scores' precision; multiclass: the first argmax(log p − offset) in float64."""
         given_logits, cut = self.settings["inputs"] == "logits", self.settings["threshold"]
         if self.task == "multiclass":
-            log_p = self.scores if given_logits else self.scores.log()
+            log_p = self.scores.double() if given_logits else self.scores.double().log()
             return (log_p.numpy() - np.asarray(0 if cut is None else cut, log_p.numpy().dtype)).argmax(1)
         p = (self.scores.sigmoid() if given_logits else self.scores).numpy()
         return (p >= np.asarray(0.5 if cut is None else cut, p.dtype)).astype(int)

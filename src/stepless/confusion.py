@@ -55,7 +55,8 @@ def decide_class(batch: Batch, step: Step, offsets: tuple[float, ...] | None) ->
         shift = constant(offsets, scores).view(-1, *[1] * (scores.dim() - 2))
     if isinstance(step, Hard):
         if shift is not None:
-            scores = (scores if batch.logits else scores.log()) - shift
+            wide = scores.double()
+            scores = (wide if batch.logits else wide.log()) - constant(offsets, wide).view(shift.shape)
         return torch.zeros_like(scores).scatter(1, scores.argmax(1, keepdim=True), 1.0)
     if batch.logits:
         p = torch.softmax(scores if shift is None else scores - shift, 1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stepless.counts import Counts
 from stepless.metrics import METRICS
-from stepless.numerics import Array, absolute, maximum, minimum, ratio, root
+from stepless.numerics import Array, maximum, minimum, ratio, root
 from stepless.registry import Metric
 
 _COUNTS = ("tp", "fp", "fn", "tn")
@@ -28,7 +28,7 @@ _SHARES: dict[str, Callable[[Counts], Array]] = {
 }
 _FUNCTIONS: dict[str, tuple[int | None, Callable[..., Array]]] = {
     "sqrt": (1, root),
-    "abs": (1, absolute),
+    "abs": (1, abs),
     "min": (2, minimum),
     "max": (2, maximum),
 }
@@ -37,7 +37,7 @@ _LONGEST, _DEEPEST, _LARGEST, _STEEPEST, _LONGEST_NAME = 1000, 50, 1e300, 16, 60
 Evaluate = Callable[[Counts], Array]
 
 
-def resolve(metric: str | Metric | Callable[..., Any], *, maximize: bool | None = None, **options: Any) -> Metric:
+def resolve(metric: Any, *, maximize: bool | None = None, **options: Any) -> Metric:
     """The `Metric` that a user means by a name, a text formula, a callable or a `Metric`.
 
     Args:
@@ -181,7 +181,7 @@ class SafeCount:
         return SafeCount(-self.value)
 
     def __abs__(self) -> SafeCount:
-        return SafeCount(absolute(self.value))
+        return SafeCount(abs(self.value))
 
     def sqrt(self) -> SafeCount:
         """The safe square root."""

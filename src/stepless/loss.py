@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -12,16 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from stepless import kernels
+from stepless.averaging import evaluate
 from stepless.constraints import parse_constraints
 from stepless.cross_entropy import cross_entropy_sums, mean_cross_entropy
+from stepless.distributed import Gradients, make_reducer, world_size
 from stepless.formula import resolve
+from stepless.memory import Memory, recall
 from stepless.metrics import METRICS
+from stepless.ranking import Ranking, find_ranking, make_ranker
 from stepless.registry import Metric
 from stepless.schedules import Schedule
-from stepless.scoring import Path, make_path
+from stepless.scoring import Path, check_trainable, make_path
 from stepless.state import State
 from stepless.steps import STEPS, Hard, Linear, Step
-from stepless.tasks import Batch, check_classes, check_values
+from stepless.tasks import IGNORED_CLASS, Batch, check_classes, check_values
 
 #: Chosen by measurement; see benchmarks/defaults.
 DEFAULT_STEP = Linear(delta=0.1)
@@ -40,7 +46,8 @@ class MetricLoss(nn.Module):
     metric itself. The loss is the distance from the metric's best value.
 
     Args:
-        metric: A name of `stepless.METRICS`, a formula as text (``"5*fn + fp"``), or a function ``f(tp, fp, fn, tn)``.
+        metric: A name of `stepless.METRICS`, a formula as text (``"5*fn + fp"``), or a function ``f(tp, fp, fn, tn)``;
+            or a name of `stepless.RANKINGS`, such as ``"auroc"``, to which settings of decisions do not apply.
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``. Pixels are trailing dimensions.
         average: Over classes: ``"macro"`` (default), ``"micro"``, ``"weighted"``, or ``"samples"`` (multilabel).
         inputs: ``"logits"`` or ``"probabilities"``: asked, never guessed.
@@ -57,6 +64,10 @@ class MetricLoss(nn.Module):
         cross_entropy: ``"plain"`` or ``"balanced"`` (every class weighs the same) cross-entropy in the blend.
         schedule: A `stepless.Schedule` that moves blend or sharpness as :meth:`advance` reports progress.
         subject_to: Constraints, as in ``"precision >= 0.9"``.
+        memory: A `stepless.Memory` of past batches' counts, for batches too small to have the metric to themselves.
+        sync: Under ``torch.distributed`` the loss is that of all ranks' batches together. None: in training; True: in
+            evaluation as well; a process group: among its ranks; False: never.
+        gradients: How the ranks' gradients are merged later: ``"mean"`` (DDP, FSDP) or ``"sum"``.
         maximize: For formulas: whether greater is better (default True).
         validate: Check values (NaN, ranges, negative weights) in every forward. This waits for an accelerator.
         options: Options of the metric, such as ``beta`` or ``zero_division``.
@@ -80,10 +91,16 @@ class MetricLoss(nn.Module):
 
     progress: Tensor
     multipliers: Tensor
+    remembered: Tensor
+
+    def __new__(cls, metric: Any = None, *_: Any, **__: Any) -> MetricLoss:
+        """A metric of the ranking has a loss of its own kind; copies and pickles come without a metric."""
+        ranks = cls is MetricLoss and find_ranking(metric) is not None
+        return super().__new__(RankingLoss if ranks else cls)
 
     def __init__(
         self,
-        metric: str | Metric | Callable[..., Any],
+        metric: str | Metric | Ranking | Callable[..., Any],
         *,
         task: str = "binary",
         average: str | None = None,
@@ -98,6 +115,9 @@ class MetricLoss(nn.Module):
         cross_entropy: str = "plain",
         schedule: Schedule | None = None,
         subject_to: Any = None,
+        memory: Memory | None = None,
+        sync: Any = None,
+        gradients: Gradients = "mean",
         maximize: bool | None = None,
         validate: bool = False,
         **options: Any,
@@ -110,6 +130,7 @@ class MetricLoss(nn.Module):
             self.metrics, task=task, average=average, inputs=inputs, threshold=threshold, ignore_index=ignore_index,
             weight=weight, per_image=per_image, overlap=overlap,
         )  # fmt: skip
+        check_trainable(self.path)
         if average == "none":
             raise ValueError(
                 'average="none" gives one score a class, but a loss is one number; use it with stepless.score.'
@@ -122,23 +143,57 @@ class MetricLoss(nn.Module):
         self.validate = validate
         self.register_buffer("progress", torch.zeros(()), persistent=schedule is not None)
         self.register_buffer("multipliers", torch.ones(len(self.constraints)), persistent=bool(self.constraints))
-        self._differentiate = self._fused_derivative()
+        if memory is not None and not isinstance(memory, Memory):
+            raise TypeError(f"memory must be a stepless.Memory; got {memory!r}.")
+        self.memory = memory
+        self.register_buffer("remembered", torch.zeros(0), persistent=memory is not None)
+        self.reducer, self._sync = make_reducer(sync, gradients), sync
+        self._fuse()
         self._waiting = 0
 
     def forward(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         """The loss of a batch."""
+        if kernels.is_on_cuda(input, target) and not (self.validate or self._syncs() or sample_weight is not None):
+            loss = self._fused_on_cuda(input, target)
+            if loss is not None:
+                return loss
         with _full_precision(input):
             batch = self.path.read(input, target, sample_weight)
             if self.validate and not torch.compiler.is_compiling():
                 self._check_values(input, target, sample_weight)
-            cut = self.path.cuts
-            if self._differentiate is not None and isinstance(cut, float) and kernels.is_fused(batch):
-                return kernels.loss_of_counts(batch, self.step, cut, self._distance, self._differentiate)
-            state = self._measure(batch)
-            loss = self.finish(state)
-            if self.training:
-                self._after_batch(state)
-            return loss
+            if self._fused is not None and kernels.is_fused(batch) and not self._syncs():
+                return kernels.fused_loss(batch, self._fused)
+            return self.settle(self._measure(batch))
+
+    def _fused_on_cuda(self, input: Tensor, target: Tensor) -> Tensor | None:
+        """The loss by Triton's kernels, on the tensors as they are, or None where there is none for them."""
+        from stepless import triton_classes, triton_decisions  # noqa: PLC0415 - they need Triton, which CUDA builds have
+
+        path = self.path
+        if self._fused is not None and path.ignore_index is None and target.shape == input.shape:
+            raw = Batch(input, target, None, None, path.inputs == "logits", torch.float32)
+            return triton_decisions.fused_loss(raw, self._fused)
+        if self._fused_classes is not None and triton_classes.takes_classes(input, target, self.step):
+            ignored = IGNORED_CLASS if path.ignore_index is None else path.ignore_index
+            return triton_classes.fused_class_loss(input, target, ignored, self._fused_classes)
+        return None
+
+    def settle(self, state: State) -> Tensor:
+        """The loss of a whole batch's state: merged over ranks and with what is remembered, then finished.
+
+        In training mode the batch leaves its traces: multipliers and memory move, once.
+        """
+        if self.reducer is not None and self._syncs():
+            state = self.reducer(state)
+        present = state
+        if self.memory is not None and self.training:
+            state = recall(
+                state, self.remembered, lambda v: self.path.size(present.with_vector(v)["soft"], self.metrics)
+            )
+        loss = self.finish(state)
+        if self.training:
+            self._after_batch(state, present)
+        return loss
 
     def score(self, input: Any, target: Any, sample_weight: Any = None) -> Tensor:
         """The metric of the decisions themselves, equal to scikit-learn's; values are checked."""
@@ -184,21 +239,44 @@ class MetricLoss(nn.Module):
             loss = loss + multiplier.to(loss) * (hard.clamp(min=0) + (hard > -_MARGIN) * (pull - pull.detach()))
         return loss
 
-    def _distance(self, cells: Any) -> Any:
-        """The loss of the cells ``(…, 4)`` of a binary task, in any array."""
-        return self.metric.distance(self.path.scores(cells[..., None, None, None, :], self.metrics)[0])
+    def _fuse(self) -> None:
+        """Settle what the fused paths need: yes/no decisions, and classes that are averaged."""
+        objective = self._fused_objective()
+        classes = self.path.task == "multiclass"
+        averaged = classes and self.metric.kind == "class" and self.path.inputs == "logits" and self.path.weight is None
+        self._fused = None if classes else objective
+        self._fused_classes = objective if averaged else None
 
-    def _fused_derivative(self) -> kernels.Differentiate | None:
-        """What the fused path needs, where it applies: a binary batch, one threshold, the metric and nothing else."""
-        path = self.path
-        fusable = replace(Path(), cuts=path.cuts, inputs=path.inputs, ignore_index=path.ignore_index)
+    def _fused_objective(self) -> kernels.Objective | None:
+        """What the fused path needs, where it applies: yes/no decisions, one threshold, the metric and nothing else."""
+        path, metric = self.path, self.metric
+        plain = replace(
+            Path(),
+            task=path.task,
+            cuts=path.cuts,
+            inputs=path.inputs,
+            ignore_index=path.ignore_index,
+            weight=path.weight,
+        )
+        if path != plain or not isinstance(path.cuts, float):
+            return None
+        if self.constraints or self._blends() or self.schedule is not None or self.memory is not None:
+            return None
         if type(self.step).linearise is Step.linearise:  # a user's step; it need not have this
             return None
-        if path != fusable or self.constraints or self._blends() or self.schedule is not None:
+        several = path.task != "binary"
+        if several and math.isnan(metric.option("zero_division") or 0.0):
             return None
-        metric = self.metric
-        of_numbers = (lambda *cells: metric.distance(metric(*cells))) if metric.kind == "class" else None
-        return kernels.differentiator(self._distance, of_numbers)
+
+        def distance(cells: Any) -> Any:
+            """The loss of the cells ``(…, 4)`` of one label or class."""
+            one = cells[..., None, None, None, :]
+            return metric.distance(evaluate(metric, one, "binary", "macro")[..., 0, 0])
+
+        differentiate = kernels.differentiator(distance)
+        if differentiate is None:
+            return None
+        return kernels.Objective(self.step, path.cuts, distance, differentiate, several, path.weight)
 
     def advance(self, progress: float) -> None:
         """Report training progress in [0, 1] to the schedule; without a schedule this does nothing."""
@@ -214,12 +292,20 @@ class MetricLoss(nn.Module):
         scores = self.path.hard_scores(input, target, metrics, sample_weight)
         return {str(c): float(c.violation(s)) for c, s in zip(self.constraints, scores, strict=True)}
 
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        saved = state_dict.get(prefix + "remembered")
+        if (
+            saved is not None and self.memory is not None
+        ):  # its size is that of the state, known from the first batch on
+            self.remembered = torch.zeros_like(saved, device=self.remembered.device)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_differentiate": None}  # a closure, made anew
+        return {**self.__dict__, "_fused": None, "_fused_classes": None}  # they hold closures, and are made anew
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._differentiate = self._fused_derivative()
+        self._fuse()
 
     def extra_repr(self) -> str:
         """The settings that differ from the defaults."""
@@ -239,6 +325,8 @@ class MetricLoss(nn.Module):
             shown.append(f"cross_entropy={self.cross_entropy!r}")
         if self.schedule is not None:
             shown.append(f"schedule={self.schedule}")
+        if self.memory is not None:
+            shown.append(f"memory={self.memory}")
         if self.constraints:
             shown.append(f"subject_to={' and '.join(map(str, self.constraints))!r}")
         return ", ".join(shown)
@@ -257,8 +345,16 @@ class MetricLoss(nn.Module):
         _, *held = self.path.scores(state["hard"].detach(), self.metrics)
         return [constraint.violation(value) for constraint, value in zip(self.constraints, held, strict=True)]
 
-    def _after_batch(self, state: State) -> None:
-        """What a training batch leaves behind: the multipliers of violated constraints grow."""
+    def _syncs(self) -> bool:
+        """Whether ranks share this batch: in training where several run, in evaluation only if asked."""
+        if self.reducer is None or not (self.training or self._sync is True):
+            return False
+        return world_size(self.reducer.group) > 1
+
+    def _after_batch(self, state: State, present: State) -> None:
+        """What a training batch leaves behind: it is remembered, and the multipliers of violated constraints grow."""
+        if self.memory is not None:
+            self.remembered = self.memory.keep(self.remembered, present)
         if self.constraints:
             with torch.no_grad():
                 violation = torch.stack(self._violations(state)).to(self.multipliers)
@@ -274,12 +370,69 @@ class MetricLoss(nn.Module):
                 warnings.warn(
                     f"{_PATIENCE} training batches without advance(): the schedule stands still. Call"
                     " loss_fn.advance(step / total_steps) in the training loop.",
-                    stacklevel=5,  # the caller of the loss
+                    stacklevel=6,  # the caller of the loss
                 )
 
     def _check_values(self, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> None:
         path = self.path
         check_values(input, target, sample_weight, task=path.task, inputs=path.inputs, ignore_index=path.ignore_index)
+
+
+class RankingLoss(MetricLoss):
+    """What `MetricLoss` is for a name of `stepless.RANKINGS`: the smooth stand-in for a metric of the ranking.
+
+    It compares the samples of a batch with one another, so it is no function of sums: there is no state that could be
+    added, remembered or shared. Under ``torch.distributed`` each rank's loss is that of its own batch.
+
+    Example:
+        >>> loss_fn = MetricLoss("auroc")
+        >>> loss_fn
+        MetricLoss('auroc')
+        >>> loss_fn.score(torch.tensor([2.0, -1.0, 0.5, -3.0]), torch.tensor([1, 1, 0, 0])).item()
+        0.75
+    """
+
+    def __init__(self, metric: str | Ranking, *, validate: bool = False, **settings: Any) -> None:
+        nn.Module.__init__(self)
+        known = inspect.signature(MetricLoss.__init__).parameters
+        options = {name: settings.pop(name) for name in [*settings] if name not in known}
+        self.ranker = make_ranker(metric, options, **settings)
+        self.metric = self.ranker.ranking  # type: ignore[assignment]
+        self.validate, self.schedule, self.memory, self.constraints = validate, None, None, ()
+
+    def forward(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+        """The loss of a batch."""
+        with _full_precision(input):
+            batch = self.ranker.read(input, target, sample_weight)
+            if self.validate and not torch.compiler.is_compiling():
+                self.ranker.check(input, target, sample_weight)
+            return self.ranker.loss(batch)
+
+    def score(self, input: Any, target: Any, sample_weight: Any = None) -> Tensor:
+        """The metric of the ranking itself, equal to scikit-learn's where it has it; values are checked."""
+        return self.ranker.score(input, target, sample_weight)
+
+    def _no_state(self, *_: Any) -> Any:
+        raise TypeError(
+            f"{self.metric.name!r} compares samples with one another, so there are no sums of batches that merge; give"
+            " the loss the whole batch."
+        )
+
+    measure = finish = settle = _no_state  # type: ignore[assignment]
+
+    def violations(self, input: Any, target: Any, sample_weight: Any = None) -> dict[str, float]:
+        """No constraints, no violations."""
+        return {}
+
+    def _fuse(self) -> None:
+        self._fused = self._fused_classes = None
+
+    def _get_name(self) -> str:
+        return "MetricLoss"  # what the user called
+
+    def extra_repr(self) -> str:
+        """The settings that differ from the defaults."""
+        return self.ranker.settings()
 
 
 def make_step(step: Step | str | None) -> Step:
@@ -336,7 +489,7 @@ def metric_loss(
         >>> metric_loss(logits, torch.tensor([1, 1, 0, 0]), "f1", step="identity")
         tensor(0.3980)
     """
-    for stateful in ("schedule", "subject_to"):
+    for stateful in ("schedule", "subject_to", "memory"):
         if settings.get(stateful) is not None:
             raise TypeError(f"{stateful} keeps state between batches; use MetricLoss({metric!r}, {stateful}=…).")
     return MetricLoss(metric, **settings).eval()(input, target, sample_weight)

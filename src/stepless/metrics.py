@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar, get_args
 
-from stepless.numerics import Array, absolute, constant, nonzero, product, ratio, root
+from stepless.numerics import Array, constant, nonzero, product, ratio, root
 from stepless.registry import Kind, Metric, Registry
 
 Formula = TypeVar("Formula", bound=Callable[..., Array])
@@ -259,7 +259,7 @@ def weighted_kappa(matrix: Array, *, weights: str = "quadratic") -> Array:
         raise ValueError(f'weights must be "linear" or "quadratic"; got {weights!r}.')
     true, decided = matrix.sum(-1), matrix.sum(-2)
     index = constant(range(matrix.shape[-1]), matrix)
-    distance = absolute(index[:, None] - index)
+    distance = abs(index[:, None] - index)
     penalty = distance if weights == "linear" else distance * distance
     by_chance = true[..., :, None] * ratio(decided, decided.sum(-1)[..., None])[..., None, :]
     expected = (penalty * by_chance).sum(-1).sum(-1)

@@ -20,15 +20,14 @@ def namespace(x: Array) -> Any:
     """The module whose functions work on ``x``: torch, numpy, or what the array itself names."""
     if isinstance(x, torch.Tensor):
         return torch
+    if isinstance(x, np.ndarray) and x.dtype == object:  # an array of symbols
+        return x.flat[0].__array_namespace__()
     return x.__array_namespace__() if hasattr(x, "__array_namespace__") else np
 
 
 def nonzero(x: Array) -> Array:
-    """Where ``x`` is not zero. NaN is not zero; the imaginary part of a complex number does not count.
-
-    (A complex number is a count with an infinitesimal change; see `stepless.kernels`.)
-    """
-    return (x if isinstance(x, torch.Tensor) else x.real) != 0
+    """Where ``x`` is not zero; NaN is not."""
+    return x != 0 if isinstance(x, int | float) else namespace(x).not_equal(x, 0)
 
 
 def ratio(numerator: Array, denominator: Array, zero_division: float = 0.0) -> Array:
@@ -53,17 +52,10 @@ def root(x: Array, degree: float = 2.0) -> Array:
     if isinstance(x, int | float):
         return float(x) ** (1.0 / degree) if x > 0 else 0.0 * x
     xp = namespace(x)
-    positive = (x if xp is torch else x.real) > 0
+    positive = xp.greater(x, 0)
     base = xp.where(positive, x, 1.0)
     power = xp.sqrt(base) if degree == 2 else base ** (1.0 / degree)
     return xp.where(positive, power, 0.0 * x)  # 0 · x, so that NaN stays NaN
-
-
-def absolute(x: Array) -> Array:
-    """``|x|``, by its sign, so that an infinitesimal change keeps its own."""
-    if isinstance(x, torch.Tensor | int | float):
-        return abs(x)
-    return namespace(x).where(x.real < 0, -x, x)
 
 
 def product(x: Array) -> Array:

@@ -6,9 +6,12 @@ They are not the defaults: trained as published they lose to cross-entropy with 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
+from stepless import ordering
 from stepless.loss import MetricLoss
+from stepless.ranking import RANKINGS, find_ranking
 from stepless.schedules import Schedule
 from stepless.steps import Identity, Linear, LogitSigmoid, RaisedCosine, Sigmoid
 
@@ -28,13 +31,20 @@ def anyloss(metric: str = "f1", *, amplification: float = 73.0, **settings: Any)
 def soft_sets(metric: str = "f1", *, step: str = "linear", **settings: Any) -> MetricLoss:
     """*Bridging the Gap* (Tsoi et al., NeurIPS 2022): the mean over τ = 0.1, …, 0.9 of the soft-set metric.
 
-    ``step="linear"`` is the linear Heaviside with δ = 0.2, ``"sigmoid"`` the sigmoid one with k = 10.
+    ``step="linear"`` is the linear Heaviside with δ = 0.2, ``"sigmoid"`` the sigmoid one with k = 10. ``"auroc"`` is
+    the area under the curve that the thresholds trace, with the end points (0, 0) and (1, 1).
     """
     steps = {"linear": Linear(delta=0.2), "sigmoid": Sigmoid(k=10.0)}
     if step not in steps:
         raise ValueError(f'soft sets have the steps "linear" and "sigmoid"; got {step!r}.')
     if settings.get("task") == "multiclass":
         raise ValueError("soft sets decide by thresholds, and a multiclass task has none; use presets.east there.")
+    ranking = find_ranking(metric)
+    if ranking is not None:
+        if ranking.name != "auroc" or step != "linear":
+            raise ValueError(f'of the rankings, soft sets have "auroc" with the linear step; got {metric!r}, {step!r}.')
+        area = replace(ranking, surrogate=ordering.soft_set_area, scale="probabilities")
+        return MetricLoss(area, thresholds=SOFT_SET_THRESHOLDS, **settings)
     thresholds: Any = SOFT_SET_THRESHOLDS
     if settings.get("task") == "multilabel":  # a row each: a flat sequence would be one threshold a label
         thresholds = [(tau,) for tau in thresholds]
@@ -76,3 +86,15 @@ def sigmoid_f1(*, sharpness: float = 1.0, offset: float = 0.0, **settings: Any) 
     return MetricLoss(
         "f1", task="multilabel", step=LogitSigmoid(temperature=1 / sharpness), threshold=threshold, **settings
     )
+
+
+def wmw(*, margin: float = 0.2, power: int = 3, **settings: Any) -> MetricLoss:
+    """The Wilcoxon–Mann–Whitney loss for AUROC (Yan et al., 2003): pairs of probabilities closer than a margin.
+
+    The mean over pairs of max(0, γ − (pᵢ − pⱼ))^q, with ``margin`` γ and ``power`` q, exactly and in O(n log n).
+
+    >>> wmw()
+    MetricLoss('auroc', surrogate=wmw, margin=0.2, power=3)
+    """
+    pairs = replace(RANKINGS["auroc"], surrogate=ordering.wmw, scale="probabilities")
+    return MetricLoss(pairs, margin=margin, power=power, **settings)

@@ -18,6 +18,7 @@ from stepless.averaging import Average, evaluate, undefined
 from stepless.confusion import Cuts, Overlap, Unit
 from stepless.formula import resolve
 from stepless.numerics import Array, as_tuple, ratio, unstack
+from stepless.ranking import Ranking, find_ranking, score_ranking
 from stepless.registry import Metric
 from stepless.steps import Hard, Step
 from stepless.tasks import Batch, Inputs, Task, as_tensor, check_task, check_values, read
@@ -36,6 +37,7 @@ class Path:
     weight: tuple[float, ...] | None = None
     unit: Unit = "batch"
     overlap: Overlap = "expected"
+    logit_cuts: Cuts | None = None  #: of a rule tuned on logits, as they are, because a sigmoid rounds
 
     def read(self, input: Tensor, target: Tensor, sample_weight: Tensor | None, *, exact: bool = False) -> Batch:
         """The batch in the package's own form; ``exact`` counts in float64."""
@@ -66,6 +68,12 @@ class Path:
             return tuple(score[..., 0, :] if self.average == "none" else score[..., 0] for score in scored)
         return tuple(score.mean(-2 if self.average == "none" else -1) for score in scored)
 
+    def size(self, sums: Tensor, metrics: tuple[Metric, ...]) -> Tensor:
+        """How many samples, by weight, the sums of `tally` count: units, a whole matrix, or the cells of one class."""
+        if self.unit != "batch":
+            return sums[1]
+        return (sums[0, 0] if self._needs_matrix(metrics) else sums[0, 0, 0]).sum()
+
     def hard_scores(
         self, input: Any, target: Any, metrics: tuple[Metric, ...], sample_weight: Any = None
     ) -> tuple[Tensor, ...]:
@@ -86,7 +94,11 @@ class Path:
                 return confusion.class_matrix(batch, decision, self.unit).unsqueeze(0)
             return confusion.class_cells(batch, decision, self.unit, overlap=self.overlap)
         labels = self.task == "multilabel"
-        decision = confusion.decide(batch, step, self.cuts, labels=labels).to(batch.dtype)
+        if self.logit_cuts is not None and isinstance(step, Hard) and batch.logits:
+            decision = confusion.decide(batch._replace(logits=False), step, self.logit_cuts, labels=labels)
+        else:
+            decision = confusion.decide(batch, step, self.cuts, labels=labels)
+        decision = decision.to(batch.dtype)
         return confusion.cells(batch, decision, self.unit, labels=labels, overlap=self.overlap)
 
     def _sum_units(
@@ -135,17 +147,34 @@ def make_path(
     for metric in metrics:
         if overlap == "min" and metric.kind == "matrix" and task == "multiclass":
             raise ValueError(f'metric {metric.name!r} reads the K×K matrix, for which overlap="min" is not defined.')
+    tuned, logit_cuts = hasattr(threshold, "threshold"), None
+    if tuned:
+        # scores of no declared kind are those that are scored now, whatever these are
+        units = inputs if threshold.inputs == "scores" else threshold.inputs
+        if task != "multiclass" and units == "logits":
+            logit_cuts = threshold.threshold
+        threshold = _tuned(threshold, task, units)
     return Path(
         task=task,  # type: ignore[arg-type]
         average=_average(average, metrics[0], task, per_image),
         inputs=inputs,  # type: ignore[arg-type]
-        cuts=0.5 if task == "multiclass" else _cuts(threshold, task),
+        cuts=0.5 if task == "multiclass" else _cuts(threshold, task, tuned=tuned),
         offsets=_offsets(threshold) if task == "multiclass" else None,
         ignore_index=ignore_index,
         weight=weight,
         unit="sample" if average == "samples" else "image" if per_image else "batch",
         overlap=overlap,  # type: ignore[arg-type]
+        logit_cuts=logit_cuts,
     )
+
+
+def check_trainable(path: Path) -> None:
+    """Raise if a tuned threshold says yes, or no, to all: a smooth step needs a threshold inside (0, 1)."""
+    cuts = path.cuts if isinstance(path.cuts, tuple) else (path.cuts,)
+    if any(isinstance(cut, float) and not 0 < cut < 1 for cut in cuts):
+        raise ValueError(
+            "a threshold at the end of all scores can be scored but not trained at; it must lie in (0, 1)."
+        )
 
 
 def _average(average: str | None, metric: Metric, task: str, per_image: bool) -> Average:
@@ -178,7 +207,7 @@ def _class_weight(weight: Any, task: str) -> tuple[float, ...]:
 
 
 def _offsets(threshold: Any) -> tuple[float, ...] | None:
-    threshold = as_tuple(getattr(threshold, "threshold", threshold))
+    threshold = as_tuple(threshold)
     if threshold is None or threshold == "dynamic":
         return None
     if not isinstance(threshold, tuple) or not all(isinstance(o, int | float) for o in threshold):
@@ -191,8 +220,20 @@ def _offsets(threshold: Any) -> tuple[float, ...] | None:
     return tuple(map(float, threshold))
 
 
-def _cuts(threshold: Any, task: str) -> Cuts:
-    threshold = as_tuple(getattr(threshold, "threshold", threshold))
+def _tuned(threshold: Any, task: str, units: str) -> Any:
+    """The rule of a `stepless.Tuning`, in probabilities."""
+    if threshold.task != task:
+        raise ValueError(f"the threshold was tuned for task={threshold.task!r}; this is task={task!r}.")
+    if task == "multiclass" or units != "logits":
+        return threshold.threshold
+    cuts = threshold.threshold if isinstance(threshold.threshold, tuple) else (threshold.threshold,)
+    # a cut that says yes, or no, to all stays what it is
+    cuts = tuple(c if math.isinf(c) else float(torch.tensor(c, dtype=torch.float64).sigmoid()) for c in cuts)
+    return cuts if isinstance(threshold.threshold, tuple) else cuts[0]
+
+
+def _cuts(threshold: Any, task: str, *, tuned: bool) -> Cuts:
+    threshold = as_tuple(threshold)
     if threshold is None:
         return 0.5
     rows = threshold if isinstance(threshold, tuple) else (threshold,)
@@ -202,7 +243,10 @@ def _cuts(threshold: Any, task: str) -> Cuts:
     if nested and len({len(row) if isinstance(row, tuple) else 0 for row in rows}) > 1:
         raise ValueError(f"a set of thresholds needs rows of one length, one entry a label; got {threshold!r}.")
     flat = [cut for row in rows for cut in (row if isinstance(row, tuple) else (row,))]
-    if not flat or not all(isinstance(cut, int | float) and 0 < cut < 1 for cut in flat):
+    # a tuned cut may say yes, or no, to all: ±inf
+    if not flat or not all(
+        isinstance(c, int | float) and (0 < c < 1 or (tuned and (0 <= c <= 1 or math.isinf(c)))) for c in flat
+    ):
         raise ValueError(f"a threshold is a probability strictly between 0 and 1; got {threshold!r}.")
     if nested:
         return tuple(tuple(map(float, row)) for row in rows)
@@ -212,7 +256,7 @@ def _cuts(threshold: Any, task: str) -> Cuts:
 def score(
     input: Any,
     target: Any,
-    metric: str | Metric | Callable[..., Any],
+    metric: str | Metric | Ranking | Callable[..., Any],
     *,
     sample_weight: Any = None,
     task: str = "binary",
@@ -230,7 +274,8 @@ def score(
     Args:
         input: Scores: ``(N, …)`` binary, ``(N, labels, …)`` multilabel, ``(N, K, …)`` multiclass.
         target: Of the input's shape; multiclass: class indices ``(N, …)``.
-        metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
+        metric: A name of `stepless.METRICS` or `stepless.RANKINGS`, a formula as text, or a function of
+            ``(tp, fp, fn, tn)``.
         sample_weight: One weight a sample, ``(N,)``, or one a pixel.
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
         average: ``"macro"`` (default), ``"micro"``, ``"weighted"``, ``"samples"`` (multilabel) or ``"none"``.
@@ -252,6 +297,13 @@ def score(
         >>> score([[2.0, 0.0, 1.0], [0.0, 1.0, 3.0]], [0, 1], "recall", task="multiclass", average="none")
         tensor([1., 0., 0.], dtype=torch.float64)
     """
+    ranking = find_ranking(metric)
+    if ranking is not None:
+        return score_ranking(
+            ranking, input, target, sample_weight=sample_weight, options=options, task=task, average=average,
+            inputs=inputs, threshold=threshold, ignore_index=ignore_index, weight=weight, per_image=per_image,
+            maximize=maximize,
+        )  # fmt: skip
     resolved = resolve(metric, maximize=maximize, **options)
     path = make_path(
         (resolved,), task=task, average=average, inputs=inputs, threshold=threshold,
