@@ -163,7 +163,7 @@ def _text(value: Any) -> str:
 def differentiated(formula: Callable[[Any], Any]) -> Callable[[float, float, float, float], Differentiated]:
     """Value and partial derivatives of a scalar formula of cells ``(4,)``, as a function of four floats.
 
-    >>> of = differentiated(lambda cells: cells[..., 0] / (cells[..., 0] + cells[..., 1]))
+    >>> of = differentiated(lambda cells: cells[0] / (cells[0] + cells[1]))
     >>> of(3.0, 1.0, 0.0, 0.0)
     (0.75, 0.0625, -0.1875, 0.0, 0.0)
     """
