@@ -184,6 +184,18 @@ def test_the_chosen_threshold_is_marked(data):
     assert mark.get_xdata()[0] == labels.threshold[1]
 
 
+def test_thresholds_that_are_not_allowed_are_grey(data):
+    """Each threshold in sight lies on grey ground exactly where its decisions break the constraint."""
+    scores, target = data
+    ax = sl.plots.plot_tuning(sl.tune_threshold(scores, target, "recall", "precision >= 0.5"))
+    spans = [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in ax.patches]
+    for threshold in np.linspace(*ax.get_xlim(), 203)[1:-1]:
+        yes = scores >= threshold
+        grey = any(low < threshold <= high for low, high in spans)
+        assert grey == (not yes.any() or target[yes].mean() < 0.5)
+    assert not sl.plots.plot_tuning(sl.tune_threshold(scores, target, "recall")).patches
+
+
 def test_a_threshold_at_infinity_is_marked_at_the_edge(data):
     tuning = sl.tune_threshold(*data, "recall", subject_to="recall >= 1")
     everybody = sl.tune_threshold(data[0], data[1], "tp - fp + n*0")

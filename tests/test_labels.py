@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,6 +128,41 @@ def test_constraints_on_micro_scores(draw, metric, constraint):
     tuned = sl.tune_threshold(scores, target, metric, constraint, **tune)
     yes = (scores >= np.array(tuned.threshold)).reshape(-1, 1)
     assert holds(constraint, yes, target.ravel(), weights)[0].all()
+
+
+PAIRS = ["precision >= 0.6 and recall >= 0.6", "recall >= 0.7 and fpr <= 0.4", "mcc >= 0.3", "precision >= 0.75"]
+
+
+@given(draws, st.sampled_from(["f1", "mcc", "recall"]), st.sampled_from(PAIRS), st.integers(2, 3))
+@settings(max_examples=150, deadline=None)
+@pytest.mark.parametrize("average", JOINT)
+def test_small_problems_with_constraints_are_solved(average, draw, metric, subject_to, columns):
+    """Where every combination of cuts can be tried, the best that is allowed is found, and an error is right."""
+    scores, target, weight = labels(replace(draw, rows=min(draw.rows, 6)), columns)
+    every = every_combination(scores)
+    feasible = np.ones(len(every), bool)
+    for name, sign, bound in re.findall(r"(\w+) (>=|<=) ([\d.]+)", subject_to):
+        values = JOINT[average](every, target, name, weight)
+        feasible &= values >= float(bound) if sign == ">=" else values <= float(bound)
+    tune = {"sample_weight": weight, "task": "multilabel", "average": average}
+    if not feasible.any():
+        with pytest.raises(ValueError, match="no threshold was found that meets"):
+            sl.tune_threshold(scores, target, metric, subject_to, **tune)
+        return
+    best = JOINT[average](every[feasible], target, metric, weight).max()
+    assert sl.tune_threshold(scores, target, metric, subject_to, **tune).score == equal(best)
+
+
+def test_a_frontier_of_many_labels_meets_constraints():
+    """Neither the labels' own best cuts nor a common one meet both bounds here; cuts at one price do."""
+    rng = np.random.default_rng(0)
+    target = (rng.random((400, 8)) < np.linspace(0.05, 0.6, 8)).astype(int)
+    scores = target * rng.uniform(0.5, 3, 8) + rng.normal(size=(400, 8)) + 3 * np.arange(8)
+    subject_to = "precision >= 0.8 and recall >= 0.5"
+    tuned = sl.tune_threshold(scores, target, "f1", subject_to, task="multilabel", average="micro")
+    tp, fp, fn, _ = (cell.sum() for cell in tuned.counts)
+    assert tp / (tp + fp) >= 0.8
+    assert tp / (tp + fn) >= 0.5
 
 
 def test_rows_without_a_defined_score_are_left_out_of_the_samples_mean():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix_at_thresholds
 
 import stepless as sl
+from stepless.constraints import Constraint
 from stepless.sweep import sweep
 
 from .brute_force import (
@@ -47,7 +48,22 @@ def assert_decides_as_it_says(tuned, scores, target, weight, metric, options):
     assert score_each(yes[:, None], target, metric, weight, **options)[0] == equal(tuned.score)
 
 
-@given(draws, st.sampled_from(list(CHOICES)), st.sets(st.sampled_from(CONSTRAINTS), max_size=2).map(sorted))
+def assert_says_what_can_be_had(error, subject_to, held, decisions, target, weight):
+    """The best value of each constraint that no cut meets; if there is none, of each where the others hold."""
+    hopeless = [i for i, (ok, _) in enumerate(held) if not ok.any()]
+    assert error.count("even by itself") == (len(hopeless) if len(held) > 1 else 0)
+    assert ("each can be met by itself, but not together" in error) == (not hopeless)
+    for i, constraint in enumerate(subject_to):
+        others = np.all([np.ones(decisions.shape[1], bool), *(ok for j, (ok, _) in enumerate(held) if j != i)], axis=0)
+        name = re.split(" [<>]= ", constraint)[0]
+        if i in hopeless:
+            assert f"the best attainable {name} is {held[i][1]:.6g}" in error
+        elif not hopeless and others.any():
+            _, best = holds(constraint, decisions[:, others], target, weight)
+            assert f"the best attainable {name} is {best:.6g}" in error
+
+
+@given(draws, st.sampled_from(list(CHOICES)), st.sets(st.sampled_from(CONSTRAINTS), max_size=3).map(sorted))
 @settings(max_examples=1500, deadline=None)
 def test_equals_trying_every_cut(draw, choice, subject_to):
     scores, target, weight = binary(draw)
@@ -59,9 +75,7 @@ def test_equals_trying_every_cut(draw, choice, subject_to):
     if not feasible.any():
         with pytest.raises(ValueError, match="no threshold meets") as error:
             sl.tune_threshold(scores, target, metric, subject_to, weight, **options)
-        for constraint, (_, best) in zip(subject_to, held, strict=True):
-            name = re.split(" [<>]= ", constraint)[0]
-            assert f"the best attainable {name} is {best:.6g}" in str(error.value)
+        assert_says_what_can_be_had(str(error.value), subject_to, held, decisions, target, weight)
         return
 
     tuned = sl.tune_threshold(scores, target, metric, subject_to, weight, **options)
@@ -123,6 +137,22 @@ def test_of_equals_the_widest_gap_is_cut():
 def test_constant_scores_leave_yes_or_no_to_all(metric, threshold, score):
     tuned = sl.tune_threshold(np.full(4, 0.3), [1, 0, 0, 0], metric)
     assert (tuned.threshold, tuned.score) == (threshold, equal(score))
+
+
+def test_constant_scores_of_labels_and_classes():
+    """Labels: yes or no to all of each. Classes: all rows go to one, and the best of them is found."""
+    tuned = sl.tune_threshold(np.full((4, 2), 0.3), [[1, 0], [1, 0], [1, 0], [0, 1]], "accuracy", task="multilabel")
+    assert (tuned.threshold, tuned.score) == ((-INF, INF), equal(0.75))
+    tuned = sl.tune_threshold(np.full((4, 3), 1 / 3), [0, 2, 2, 1], "accuracy", task="multiclass", inputs="logits")
+    assert (tuned.score, list(tuned.counts.tp)) == (equal(0.5), [0, 0, 2])
+
+
+@pytest.mark.parametrize("metric", ["f1", "recall", "accuracy"])
+def test_labels_of_one_class_are_tuned(metric):
+    """A label without positives is answered no, and one without negatives by whatever scores best: yes to all."""
+    scores = np.c_[[0.1, 0.4, 0.35, 0.8], [0.5, 0.2, 0.9, 0.3]]
+    tuned = sl.tune_threshold(scores, np.c_[np.zeros(4), np.ones(4)], metric, task="multilabel")
+    assert tuned.threshold == (INF, -INF)
 
 
 def test_every_form_of_the_same_data_gives_the_same():
@@ -362,7 +392,7 @@ X, Y = [0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1]
 P, CLASSES = np.full((4, 3), 1 / 3), [0, 1, 2, 0]
 XS, YS = np.c_[X, X], np.c_[Y, Y]
 multiclass, multilabel = {"task": "multiclass", "inputs": "probabilities"}, {"task": "multilabel"}
-EITHER = (TypeError, ValueError)
+DEFINED_RECALL = sl.METRICS["recall"].bind(zero_division=math.nan)
 
 
 def tuning(scores, target, metric="f1", **settings):
@@ -380,7 +410,8 @@ REFUSED = {
     "class out of range": (tuning(P, [0, 1, 3, 0], **multiclass), ValueError, r"class indices in \[0, 3\)"),
     "class negative": (tuning(P, [0, 1, -1, 0], **multiclass), ValueError, r"class indices in \[0, 3\)"),
     "class a fraction": (tuning(P, [0.5, 1, 2, 0], **multiclass), ValueError, "integer class indices"),
-    "target text": (tuning(X, ["a", "b", "a", "b"]), TypeError, "target must hold numbers"),
+    "target text": (tuning(X, ["a", "b", "a", "b"]), TypeError, r"target must hold numbers.*\(target == \"yes\"\)"),
+    "class text": (tuning(P, ["a", "b", "a", "b"], **multiclass), TypeError, "Multiclass: pass the labels' indices"),
     # scores
     "score NaN": (tuning([0.1, math.nan, 0.3, 0.4], Y), ValueError, "scores must not be NaN; 1 of 4 are"),
     "score text": (tuning(["a", "b", "c", "d"], Y), TypeError, "scores must hold numbers"),
@@ -399,7 +430,7 @@ REFUSED = {
     ),
     # shapes
     "lengths": (tuning(X, [0, 1, 1]), ValueError, r"as many rows; got \(4,\) and \(3,\)"),
-    "two columns": (tuning(XS, Y), ValueError, r"binary scores must have shape \(N,\); got \(4, 2\)"),
+    "two columns": (tuning(XS, Y), ValueError, r"shape \(N,\); got \(4, 2\). Pass .* scores\[:, 1\]"),
     "one label missing": (tuning(XS, Y, **multilabel), ValueError, r"got \(4, 2\) and \(4,\)"),
     "labels of one column": (tuning(X, Y, **multilabel), ValueError, r"shape \(N, labels\); got \(4,\)"),
     "classes of one column": (tuning(P[:, :1], CLASSES, **multiclass), ValueError, r"shape \(N, K\) with K ≥ 2"),
@@ -418,6 +449,7 @@ REFUSED = {
     "classes as scores": (tuning(P, CLASSES, task="multiclass"), ValueError, "pass inputs='probabilities' or"),
     "task": (tuning(X, Y, task="multi"), ValueError, "task must be one of 'binary'"),
     "metric": (tuning(X, Y, "f2"), ValueError, "unknown metric 'f2'; did you mean"),
+    "metric of the ranking": (tuning(X, Y, "auroc"), ValueError, "'auroc' reads the order .* no threshold changes"),
     "option": (tuning(X, Y, "f1", beta=2), TypeError, "'f1' has no option 'beta'"),
     "average of one class": (tuning(X, Y, average="micro"), ValueError, "no effect on a binary task"),
     "average of a joint metric": (tuning(P, CLASSES, "mcc", **multiclass, average="micro"), ValueError, "at once"),
@@ -427,12 +459,54 @@ REFUSED = {
     "constraint": (tuning(X, Y, subject_to="precision > 0.9"), ValueError, 'a constraint is a metric, ">="'),
     "constraint never": (tuning(X, Y, subject_to="recall >= 1.5"), ValueError, "can never hold"),
     "constraint a number": (tuning(X, Y, subject_to=0.9), TypeError, "subject_to must be text"),
-    "constraint on samples": (
-        tuning(XS, YS, **multilabel, average="samples", subject_to="recall >= 0.5"), ValueError,
-        "subject_to cannot be combined with average=\"samples\"",
+    "constraint out of reach": (
+        tuning([0.9, 0.8, 0.7, 0.6], [0, 1, 0, 1], subject_to="precision >= 0.9"), ValueError,
+        r"^no threshold meets precision >= 0.9: the best attainable precision is 0.5\.$",
+    ),
+    "one constraint out of reach": (
+        tuning([0.9, 0.8, 0.7, 0.6], [0, 1, 0, 1], subject_to="precision >= 0.9 and recall >= 0.5"), ValueError,
+        r"recall >= 0.5: the best attainable precision is 0.5, which misses precision >= 0.9 even by itself\.$",
+    ),
+    "constraints out of reach together": (
+        tuning([0.9, 0.8, 0.7, 0.6], [1, 0, 0, 1], subject_to=["precision >= 0.9", "recall >= 0.9"]), ValueError,
+        r"each can be met by itself, but not together; where recall >= 0.9 holds, the best attainable precision is 0.5,"
+        r" and where precision >= 0.9 holds, the best attainable recall is 0.5\.$",
+    ),
+    "constraint undefined": (
+        tuning(XS, YS * [1, 0], **multilabel, subject_to=Constraint(DEFINED_RECALL, True, 0.5)), ValueError,
+        "^label 1: no threshold meets recall >= 0.5: recall is undefined throughout",
+    ),
+    "constraint of a label out of reach": (
+        tuning(np.c_[X, X[::-1]], YS, **multilabel, subject_to="precision >= 0.9"), ValueError,
+        "^label 1: no threshold meets precision >= 0.9: the best attainable precision is 0.5",
+    ),
+    "constraint of labels out of reach": (
+        tuning(np.c_[X, X] * 0, YS, **multilabel, average="micro", subject_to="precision >= 0.9"), ValueError,
+        "^no threshold was found that meets precision >= 0.9: the best found precision is 0.5",
+    ),
+    "constraint of samples out of reach": (
+        tuning(np.c_[X, X] * 0, YS, **multilabel, average="samples", subject_to="precision >= 0.9"), ValueError,
+        "^no threshold was found that meets precision >= 0.9: the best found precision is 0.5",
+    ),
+    "constraint of classes out of reach": (
+        tuning(P, CLASSES, **multiclass, subject_to="recall >= 0.9 and accuracy >= 0.2"), ValueError,
+        "^no threshold was found that meets .*: the best found recall is 0.333333, which misses recall >= 0.9 even by",
+    ),
+    # several classes and labels
+    "class score NaN": (tuning(P * math.nan, CLASSES, **multiclass), ValueError, "must not be NaN; 12 of 12 are"),
+    "label score NaN": (tuning(XS * math.nan, YS, **multilabel), ValueError, "scores must not be NaN; 8 of 8 are"),
+    "label target NaN": (tuning(XS, YS * math.nan, **multilabel), ValueError, "targets must be 0 or 1"),
+    "label rows missing": (tuning(XS, YS[:2], **multilabel), ValueError, r"as many rows; got \(4, 2\) and \(2, 2\)"),
+    "label weight short": (tuning(XS, YS, **multilabel, sample_weight=[1]), ValueError, "one entry a row"),
+    "class weight short": (tuning(P, CLASSES, **multiclass, sample_weight=[1]), ValueError, "one entry a row"),
+    "one class of three that weighs": (
+        tuning(P, CLASSES, **multiclass, sample_weight=[1, 0, 0, 1]), ValueError, r"one class only \(0\)",
     ),
     # results
     "curve of offsets": (lambda: tune("multiclass", P, CLASSES).curve(), ValueError, "there is no curve"),
+    "one number of many labels": (
+        lambda: float(tune("multilabel", XS, YS)), TypeError, "a multilabel tuning has one threshold a label",
+    ),
     "one resample": (lambda: tune("binary", np.array(X), Y).interval(1), ValueError, "n_boot must be at least 2"),
     "confidence": (lambda: tune("binary", np.array(X), Y).interval(confidence=95), ValueError, r"confidence in \(0, 1"),
 }  # fmt: skip

@@ -521,6 +521,11 @@ class Unsure(Silent):
         return np.full((len(X), len(self.classes_)), math.nan)
 
 
+class UnsureLabels(Silent):
+    def predict_proba(self, X):
+        return np.full((len(X), 2), math.nan)
+
+
 @pytest.mark.parametrize(
     ("options", "y", "error", "message"),
     [
@@ -554,6 +559,44 @@ def test_bad_input(binary, options, y, error, message):
         options["estimator"] = clone(LOGISTIC).fit(X, target)
     with pytest.raises(error, match=message):
         sl.TunedThreshold(**options).fit(X, target if y is None else y)
+
+
+MANY = {
+    "multiclass": (
+        LOGISTIC,
+        np.arange(150) % 3,
+        "no threshold was found that meets precision >= 0.999 and recall >= 0.9",
+    ),
+    "multilabel": (
+        OneVsRestClassifier(LOGISTIC),
+        np.c_[np.arange(150) % 2, np.arange(150) % 3 == 0] * 1,
+        "label 0: no",
+    ),
+}
+
+
+@pytest.mark.parametrize("task", MANY)
+def test_bad_input_of_several_classes_and_labels(binary, task):
+    X, _ = binary
+    estimator, y, infeasible = MANY[task]
+    for inner, rows, subject_to, message in (
+        (estimator, slice(None), "precision >= 0.999 and recall >= 0.9", infeasible),
+        (Unsure() if task == "multiclass" else UnsureLabels(), slice(None), None, "scores must not be NaN"),
+        (estimator, slice(-1), None, "inconsistent numbers of samples"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sl.TunedThreshold(inner, subject_to=subject_to).fit(X, y[rows])
+
+
+def test_one_class_and_constant_scores_of_several():
+    """One class is refused, a label of one class is not; constant scores give all rows to what scores best."""
+    X, y = np.zeros((30, 1)), np.repeat([0, 1, 2], [5, 10, 15])
+    with pytest.raises(ValueError, match=r"y has one class only \(2\)"):
+        sl.TunedThreshold(DummyClassifier()).fit(X, np.full(30, 2))
+    assert (sl.TunedThreshold(DummyClassifier(), "accuracy").fit(X, y).predict(X) == 2).all()
+    labels = np.c_[np.zeros(30, int), y > 0]
+    model = sl.TunedThreshold(DummyClassifier(strategy="prior"), "f1", cv=3).fit(X, labels)
+    np.testing.assert_array_equal(model.predict(X), np.tile([0, 1], (30, 1)))
 
 
 def test_a_failed_fit_changes_nothing(binary):

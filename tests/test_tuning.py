@@ -1,5 +1,8 @@
 """What a tuning offers besides its threshold: the curve over all cuts, and intervals from resampled rows."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -101,3 +104,30 @@ def test_results_can_be_compared(task):
     p, target = noisy(task, 40)
     assert tune(task, p, target) == tune(task, p, target)
     assert tune(task, p, target) != tune(task, p[:-5], target[:-5])
+
+
+def module_metric(tp, fp, fn, tn):
+    return tp / (tp + fp + fn)
+
+
+METRICS = ["f1", "tp / (tp + fp + 2*fn)", module_metric, sl.METRICS["f_beta"].bind(beta=2.0)]
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=["name", "text", "function", "bound"])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_tuning_can_be_pickled_and_copied(task, metric):
+    p, target = noisy(task, 40)
+    bound = "tp + tn >= 2"  # a constraint that is a formula goes along
+    tuned = sl.tune_threshold(p, target, metric, bound, task=task, inputs="probabilities")
+    for again in (pickle.loads(pickle.dumps(tuned)), copy.deepcopy(tuned), copy.copy(tuned)):
+        assert again == tuned
+        assert again.interval(10) == tuned.interval(10)
+        np.testing.assert_array_equal(again.counts, tuned.counts)
+        if task != "multiclass":
+            np.testing.assert_array_equal(again.curve(), tuned.curve())
+
+
+def test_a_tuning_for_a_lambda_cannot_be_pickled():
+    tuned = sl.tune_threshold([0.1, 0.9], [0, 1], lambda tp, fp, fn, tn: tp / (tp + fp + fn))
+    with pytest.raises((pickle.PicklingError, AttributeError), match=r"[Cc]an't pickle"):
+        pickle.dumps(tuned)

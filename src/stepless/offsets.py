@@ -1,45 +1,65 @@
 """Class offsets: the multiclass counterpart of a threshold, by coordinate ascent.
 
 A sample goes to class argmax(log p − o). Along one offset, with the others fixed, each sample changes its class at one
-value, so one sort gives the counts at every value that matters; the best is exact along that coordinate. The search
-goes round the classes until nothing improves, from no offsets, from the classes' frequencies and from a few random
-starts. It never ends below the score of its first start, which is plain argmax.
+value, so one sort gives the scores at every value that matters (`stepless.moves`); the best is exact along that
+coordinate. The search goes round the classes until nothing improves, from no offsets, from the classes' frequencies and
+from a few random starts. It never ends below the score of its first start, which is plain argmax. Where there are so
+few rows that every decision that two offsets can lead to can be tried, all are: of three classes, that is every
+decision there is.
+
+Constraints go first: while they do not hold, what is improved is how far they are from holding. Where they do not hold
+in the end, the search sets out once more from where each constraint's own metric is best.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepless.averaging import evaluate
+from stepless.constraints import Constraint
 from stepless.counts import counts_of
+from stepless.moves import Integers, Moves, cells, find_moves, separates, values_along
 from stepless.numerics import as_tuple
-from stepless.sweep import Floats, merit, violation
-from stepless.tuning import Job, Tuning, infeasible
+from stepless.sweep import Floats
+from stepless.tuning import Data, Job, Key, Tuning, improves, infeasible
 
-Integers = NDArray[np.integer[Any]]
-
-#: How many candidates × classes (× classes, for the matrix) one coordinate looks at; more are thinned out evenly.
-_LARGEST_TABLE = 4_000_000
+#: How many numbers the tries of all pairs may hold, and how many the counts along one offset.
+_LARGEST_TRY = 200_000
+_MOST_ROWS = 1_000  # that are looked through for rows that are alike
+_LARGEST_TABLE = 100_000
+_FEWEST = 64  # values of an offset that are looked at in any case
 _ROUNDS = 20
 
-#: From tables (candidates, K, 4) or (candidates, K, K) to a key for each candidate: (−violation, merit).
-Judge = Callable[[Floats], tuple[Floats, Floats]]
+Found = tuple[Floats, Key]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is fixed during a search: log-probabilities, true classes, weights, and how a table is judged."""
+    """What is fixed during a search: log-probabilities, true classes, weights, and what is sought."""
 
     log_p: Floats
     target: Integers
     weight: Floats
+    job: Job
     matrix: bool
-    judge: Judge
+
+    @cached_property
+    def separate(self) -> tuple[bool, ...]:
+        """Which of the job's metrics separate into the classes' own scores."""
+        return tuple(map(separates, self.job.metrics))
+
+    @cached_property
+    def size(self) -> int:
+        """How many numbers one value of an offset takes for the metric that takes most."""
+        sizes = {"class": 4 * self.classes, "joint": 4 * self.classes, "matrix": self.classes**2}
+        return max(
+            1 if separate else sizes[m.kind] for m, separate in zip(self.job.metrics, self.separate, strict=True)
+        )
 
     @property
     def classes(self) -> int:
@@ -48,140 +68,200 @@ class Problem:
 
     def decide(self, offsets: Floats) -> Integers:
         """The class of each sample, the lowest index on ties."""
-        return np.argmax(self.log_p - offsets, 1)
+        return np.argmax(self.log_p - offsets, -1)
 
-    def table(self, decided: Integers) -> Floats:
-        """The counts of one set of decisions: cells (K, 4), or the matrix (K, K)."""
-        k = self.classes
-        matrix: Floats = np.bincount(self.target * k + decided, self.weight, k * k).reshape(k, k).astype(np.float64)
-        return matrix if self.matrix else _cells(matrix.diagonal(), matrix.sum(0), matrix.sum(1))
+    def tables(self, decided: Integers, *, matrix: bool) -> Floats:
+        """The counts of sets of decisions ``(sets, rows)``: cells (sets, K, 4), or matrices (sets, K, K)."""
+        k, sets = self.classes, len(decided)
+        index = (np.arange(sets)[:, None] * k + self.target) * k + decided
+        weight = np.broadcast_to(self.weight, index.shape).ravel()
+        counted = np.bincount(index.ravel(), weight, sets * k * k).reshape(sets, k, k).astype(np.float64)
+        if matrix:
+            return counted
+        return np.stack(cells(counted.diagonal(0, 1, 2), counted.sum(1), counted.sum(2)), -1)
+
+    def values(self, decided: Integers) -> list[Floats]:
+        """The job's metrics of sets of decisions."""
+        table = self.tables(decided, matrix=self.matrix)[:, None, None]  # (sets, thresholds, units, K, …)
+        average = self.job.average
+        return [
+            np.asarray(evaluate(m, table, "multiclass", average, matrix=self.matrix)[:, 0, 0]) for m in self.job.metrics
+        ]
+
+    def along(self, moves: Moves) -> list[Floats]:
+        """The job's metrics along one offset."""
+        return [
+            values_along(moves, metric, self.job.average, separate=separate)
+            for metric, separate in zip(self.job.metrics, self.separate, strict=True)
+        ]
+
+    def key(self, offsets: Floats) -> Key:
+        """How good offsets are, as they will decide, ties and all."""
+        return self.job.best(self.values(self.decide(offsets)[None]))[1]
 
 
-def search(problem: Problem, restarts: int, rng: np.random.Generator) -> tuple[Floats, tuple[float, float]]:
+def search(problem: Problem, rng: np.random.Generator) -> Found:
     """The best offsets found, and their key."""
+    found = _search_once(problem, rng)
+    if found[1][0] < 0:
+        for constraint in problem.job.constraints:
+            aimed = replace(problem, job=problem.job.aimed_at(constraint, problem.job.others(constraint)))
+            found = _better(found, _ascend(problem, _search_once(aimed, rng)[0]))
+    return found
+
+
+def _search_once(problem: Problem, rng: np.random.Generator) -> Found:
     frequency = np.bincount(problem.target, problem.weight, problem.classes)
     prior = np.log(np.maximum(frequency, 1e-12 * frequency.sum()) / frequency.sum())
-    starts = [np.zeros(problem.classes), prior - prior.mean()]
-    starts += [rng.normal(size=problem.classes) for _ in range(restarts)]
-    found = [_ascend(problem, start) for start in starts]
-    best = max(
-        range(len(found)), key=lambda i: found[i][1]
-    )  # the first of equals, and so no offsets where they suffice
-    return found[best]
+    found = _ascend(problem, np.zeros(problem.classes))  # the first of equals, and so no offsets where they suffice
+    found = _better(found, _ascend(problem, prior - prior.mean()))
+    for _ in range(problem.job.restarts):
+        found = _better(found, _ascend(problem, rng.normal(size=problem.classes)))
+    return _ascend_pairs(problem, found)
 
 
-def _ascend(problem: Problem, offsets: Floats) -> tuple[Floats, tuple[float, float]]:
+def _better(found: Found, other: Found) -> Found:
+    return other if other[1] > found[1] else found
+
+
+def _ascend(problem: Problem, offsets: Floats) -> Found:
+    """Improve one offset after the other until none alone does better."""
     offsets = offsets.astype(np.float64)
-    key = _key(problem, problem.table(problem.decide(offsets)))
+    shifted, key = problem.log_p - offsets, problem.key(offsets)
     for _ in range(_ROUNDS):
         before = key
         for k in range(problem.classes):
-            candidates, tables = _along(problem, offsets, k)
-            broken, merits = problem.judge(tables)
-            best = np.lexsort((merits, -broken))[-1]
+            moves = find_moves(problem.log_p, shifted, problem.target, problem.weight, k)
+            offset, promised = _best_along(problem, moves)
+            if not improves(promised, key):
+                continue
             trial = offsets.copy()
-            trial[k] = candidates[best]
-            trial_key = _key(problem, problem.table(problem.decide(trial)))  # as it will be decided, ties and all
+            trial[k] = offset
+            trial_key = problem.key(trial)
             if trial_key > key:
                 offsets, key = trial, trial_key
+                shifted[:, k] = problem.log_p[:, k] - trial[k]
         if key == before:
             break
-    centred = offsets - offsets.mean()
-    centred_key = _key(problem, problem.table(problem.decide(centred)))
-    return (centred, centred_key) if centred_key >= key else (offsets, key)
+    return _centred(problem, (offsets, key))
 
 
-def _key(problem: Problem, table: Floats) -> tuple[float, float]:
-    broken, merits = problem.judge(table[None])
-    return -float(broken[0]), float(merits[0])
-
-
-def _along(problem: Problem, offsets: Floats, k: int) -> tuple[Floats, Floats]:
-    """Values for the offset of class ``k`` and the counts at each, from "never k" to "always k"."""
-    shifted = problem.log_p - offsets
-    shifted[:, k] = -np.inf
-    rival = np.argmax(shifted, 1)
-    turning = problem.log_p[:, k] - shifted[np.arange(len(rival)), rival]  # below this offset the sample goes to k
-    order = np.argsort(-turning, kind="stable")
-    turning = turning[order]
-    last = np.flatnonzero(turning[1:] != turning[:-1])
-    size = problem.classes * (problem.classes if problem.matrix else 4)
-    keep = max(2, _LARGEST_TABLE // size)
-    if len(last) > keep:
-        last = last[np.linspace(0, len(last) - 1, keep).astype(int)]
-    finite = np.isfinite(turning[last]) & np.isfinite(turning[last + 1])
-    last = last[finite]
-    ends = turning[np.isfinite(turning)]
-    high, low = (ends[0] + 1, ends[-1] - 1) if len(ends) else (1.0, -1.0)
-    values = np.concatenate([[high], (turning[last] + turning[last + 1]) / 2, [low]])
-    moved = np.concatenate(
-        [[(turning == np.inf).sum()], last + 1, [np.isfinite(turning).sum() + (turning == np.inf).sum()]]
-    ).astype(int)
-    return values, _tables(problem, k, rival, order, moved)
-
-
-def _tables(problem: Problem, k: int, rival: Integers, order: Integers, moved: Integers) -> Floats:
-    """Counts after the first ``moved`` samples of ``order`` went from their rival class to class ``k``."""
-    classes, target, weight = problem.classes, problem.target[order], problem.weight[order]
-    away = rival[order]
-    # which candidate a sample belongs to: the first one that has moved it
-    group = np.searchsorted(moved, np.arange(len(order)), side="right")
-    inside = group < len(moved)
-    group, target, weight, away = group[inside], target[inside], weight[inside], away[inside]
-    start, to_k = problem.table(rival), np.full_like(group, k)
-    if problem.matrix:
-        change = np.zeros((len(moved), classes, classes))
-        np.add.at(change, (group, target, away), -weight)
-        np.add.at(change, (group, target, to_k), weight)
-        return np.maximum(start + np.cumsum(change, 0), 0.0)
-    predicted, tp = np.zeros((len(moved), classes)), np.zeros((len(moved), classes))
-    np.add.at(predicted, (group, away), -weight)
-    np.add.at(predicted, (group, to_k), weight)
-    np.add.at(tp, (group, away), -weight * (target == away))
-    np.add.at(tp, (group, to_k), weight * (target == k))
-    support = start[:, 0] + start[:, 2]
-    tp = np.maximum(start[:, 0] + np.cumsum(tp, 0), 0.0)
-    predicted = np.maximum(start[:, 0] + start[:, 1] + np.cumsum(predicted, 0), 0.0)
-    return _cells(tp, predicted, support)
-
-
-def _cells(tp: Floats, predicted: Floats, support: Floats) -> Floats:
-    fp, fn = np.maximum(predicted - tp, 0.0), np.maximum(support - tp, 0.0)
-    return np.stack([tp, fp, fn, np.maximum(support.sum() - tp - fp - fn, 0.0)], -1)
-
-
-def tune_offsets(job: Job, log_p: Floats, y: np.ndarray[Any, Any], w: Floats | None) -> Tuning:
-    """One offset a class, to be subtracted from the log-probabilities before the argmax."""
-    metrics = (job.metric, *(c.metric for c in job.constraints))
-    matrix = any(m.kind == "matrix" for m in metrics)
-
-    def values(tables: Floats) -> list[Floats]:
-        table = tables[:, None, None]  # (candidates, thresholds, units, K, …)
-        return [np.asarray(evaluate(m, table, "multiclass", job.average, matrix=matrix)[:, 0, 0]) for m in metrics]
-
-    def judge(tables: Floats) -> tuple[Floats, Floats]:
-        own, *held = values(tables)
-        broken = np.broadcast_to(violation(job.constraints, held), own.shape)
-        return np.asarray(broken), merit(job.metric, own)
-
-    weight = np.ones(len(y)) if w is None else w
-    problem = Problem(log_p, y, weight, matrix, judge)
-    found, key = search(problem, job.restarts, np.random.default_rng(job.random_state))
-    table = problem.table(problem.decide(found))
-    if key[0] < 0:
-        raise infeasible(job.constraints, values(table[None])[1:], searched=True)
-
-    def again(times: Floats) -> Tuning:
-        kept = times > 0
-        quick = replace(job, restarts=0)
-        return tune_offsets(quick, log_p[kept], y[kept], (weight * times)[kept])
-
-    def score_at(threshold: Any, times: Floats) -> float:
-        resampled = Problem(log_p, y, weight * times, matrix, judge)
-        return float(values(resampled.table(resampled.decide(np.array(threshold)))[None])[0][0])
-
-    cells = table if not matrix else Problem(log_p, y, weight, False, judge).table(problem.decide(found))
-    value = float(values(table[None])[0][0])
-    return Tuning(
-        as_tuple(found), value, counts_of(cells), job.task, job.inputs, (), job.metric, again, score_at, len(y)
+def _best_along(problem: Problem, moves: Moves) -> tuple[float, Key]:
+    """The best offset of one class and its key; where tables would be large, the best of few, then around that one."""
+    keep = max(_FEWEST, _LARGEST_TABLE // problem.size)
+    if len(moves.moved) <= 2 * keep:
+        best, key = problem.job.best(problem.along(moves), moves.gaps)
+        return float(moves.offsets[best]), key
+    # every value at which few samples go to the class, where the best is most often, and some of the others
+    few = np.unique(
+        np.append(np.arange(keep // 2), np.linspace(keep // 2, len(moves.moved) - 1, keep // 2).astype(int))
     )
+    best, key = problem.job.best(problem.along(moves.at(few)), moves.gaps[few])
+    low, high = few[max(best - 1, 0)], few[min(best + 1, len(few) - 1)]
+    near = np.unique(np.linspace(low, high, min(keep, high - low + 1)).astype(int))
+    best_near, key_near = problem.job.best(problem.along(moves.at(near)), moves.gaps[near])
+    if key_near > key:
+        return float(moves.offsets[near[best_near]]), key_near
+    return float(moves.offsets[few[best]]), key
+
+
+def _centred(problem: Problem, found: Found) -> Found:
+    centred = found[0] - found[0].mean()
+    key = problem.key(centred)
+    return (centred, key) if key >= found[1] else found
+
+
+def _ascend_pairs(problem: Problem, found: Found) -> Found:
+    """Improve two offsets at a time, over every decision they can lead to, where that is cheap."""
+    if problem.classes < 3 or len(problem.target) > _MOST_ROWS:
+        return found
+    problem = _merged(problem)
+    rows, classes = problem.log_p.shape
+    tries = (rows**2 + rows + 1) * (2 * rows + 1) * classes * (classes - 1) / 6
+    if tries * rows * classes > _LARGEST_TRY:
+        return found
+    pairs = list(combinations(range(classes), 2))
+    for _ in range(_ROUNDS):
+        before = found[1]
+        for pair in pairs[-1:] if classes == 3 else pairs:
+            tried = _try_pair(problem, found[0], *pair)
+            best, key = problem.job.best(problem.values(problem.decide(tried[:, None])))
+            if key > found[1]:
+                found = tried[best], key
+        if found[1] == before or classes == 3:  # of three offsets two are all that matter
+            break
+    return _centred(problem, found)
+
+
+def _merged(problem: Problem) -> Problem:
+    """The same problem with rows that are alike made one, of their weights' sum."""
+    alike = np.column_stack([problem.log_p, problem.target])
+    rows, index = np.unique(alike, axis=0, return_inverse=True)
+    weight = np.bincount(index.ravel(), problem.weight).astype(np.float64)
+    return replace(problem, log_p=rows[:, :-1], target=rows[:, -1].astype(np.int64), weight=weight)
+
+
+def _try_pair(problem: Problem, offsets: Floats, j: int, k: int) -> Floats:
+    """Offsets that lead to every decision that those of classes ``j`` and ``k`` can lead to, the others fixed.
+
+    A row changes its class only across the lines o_j = a, o_k = b and o_k − o_j = b − a of its own. The first offset
+    runs through the intervals between all crossings of lines, the second through those between the lines themselves.
+    """
+    shifted = problem.log_p - offsets
+    shifted[:, [j, k]] = -np.inf
+    with np.errstate(invalid="ignore"):  # a class that is ruled out has no line
+        one, two = (problem.log_p[:, c] - shifted.max(1) for c in (j, k))
+        apart = problem.log_p[:, k] - problem.log_p[:, j]
+        crossings = np.concatenate([one, np.subtract.outer(two, apart).ravel()])
+    tried = [(a, b) for a in _between(crossings) for b in _between(np.concatenate([two, a + apart]))]
+    every = np.repeat(offsets[None], len(tried), 0)
+    every[:, [j, k]] = tried
+    return every
+
+
+def _between(points: Floats) -> Floats:
+    """One number in each interval that the finite points leave, and one beyond each end."""
+    points = np.unique(points[np.isfinite(points)])
+    if len(points) == 0:
+        return np.zeros(1)
+    return np.concatenate([[points[0] - 1], (points[1:] + points[:-1]) / 2, [points[-1] + 1]])
+
+
+class ClassData(Data):
+    """Log-probabilities ``(N, K)`` and true classes."""
+
+    def tune(self) -> Tuning:
+        """One offset a class, to be subtracted from the log-probabilities before the argmax."""
+        if len(np.unique(self.y)) < 2:
+            raise ValueError(f"the target has one class only ({self.y[0]}): no offsets can be told from others.")
+        problem, job = self._problem(), self.job
+        rng = np.random.default_rng(job.random_state)
+        offsets, key = search(problem, rng)
+        if key[0] < 0:
+            raise infeasible(job, lambda c, others: _best_found(problem, c, others, rng), searched=True)
+        decided = problem.decide(offsets)[None]
+        value, counts = float(problem.values(decided)[0][0]), counts_of(problem.tables(decided, matrix=False)[0])
+        return Tuning(as_tuple(offsets), value, counts, job.task, job.inputs, (), job.metric, self)
+
+    def score(self, threshold: Any) -> float:
+        """The metric of the classes that offsets decide for."""
+        problem = self._problem()
+        return float(problem.values(problem.decide(np.array(threshold))[None])[0][0])
+
+    def resample(self, times: Floats) -> ClassData:
+        """The same rows, each so many times; they are tuned without random starts."""
+        sample = super().resample(times)
+        return replace(sample, job=replace(self.job, restarts=0))
+
+    def _problem(self) -> Problem:
+        weight = np.ones(len(self.y)) if self.w is None else self.w
+        return Problem(self.x, self.y, weight, self.job, any(m.kind == "matrix" for m in self.job.metrics))
+
+
+def _best_found(
+    problem: Problem, constraint: Constraint, others: tuple[Constraint, ...], rng: np.random.Generator
+) -> float:
+    """The best value of a constraint's metric that is found where others hold; NaN where they were not met."""
+    aimed = replace(problem, job=problem.job.aimed_at(constraint, others))
+    offsets, key = _search_once(aimed, rng)
+    return float("nan") if key[0] < 0 else float(aimed.values(aimed.decide(offsets)[None])[0][0])

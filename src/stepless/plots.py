@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from stepless.curves import CostCurve, MetricCurve, NetBenefit, PrecisionRecall, Roc
-from stepless.sweep import Floats
+from stepless.sweep import Floats, score_counts, violation
 from stepless.tuning import Tuning
 
 try:
@@ -122,6 +122,8 @@ def plot_net_benefit(curve: NetBenefit, ax: Axes | None = None, **line: Any) -> 
 def plot_tuning(tuning: Tuning, ax: Axes | None = None, *, label: int = 0, **line: Any) -> Axes:
     """Draw the metric against the threshold, and mark the threshold that was chosen.
 
+    Where constraints on that threshold do not hold, the ground is grey.
+
     Args:
         tuning: What `stepless.tune_threshold` found, or ``model.tuning_``, for a binary or multilabel task.
         ax: Where to draw; a new figure by default.
@@ -141,9 +143,22 @@ def plot_tuning(tuning: Tuning, ax: Axes | None = None, *, label: int = 0, **lin
     low, high = ax.get_xlim()
     where = min(max(chosen, low), high)  # a threshold of ±inf is marked at the edge
     ax.axvline(where, **_GUIDE)
+    _shade_forbidden(ax, tuning, label)
     ax.plot([where], [height], "o", color="C3", clip_on=False, label=f"threshold {chosen:.4g}", zorder=3)
     ax.set_xlim(low, high)
     return _finish(ax)
+
+
+def _shade_forbidden(ax: Axes, tuning: Tuning, label: int) -> None:
+    job, swept = tuning.data.job, tuning.sweeps[label]
+    if not job.constraints or job.average not in ("macro", "weighted"):  # others hold for all labels together
+        return
+    broken = violation(job.constraints, [score_counts(c.metric, swept.counts) for c in job.constraints])
+    # an entry's decisions are those of all thresholds between two scores; neighbours make one span
+    edges = np.clip(np.concatenate([[np.inf], swept.scores, [-np.inf]]), *ax.get_xlim())
+    changes = np.flatnonzero(np.diff(np.concatenate([[False], np.asarray(broken) > 0, [False]])))
+    for start, end in changes.reshape(-1, 2):
+        ax.axvspan(edges[end], edges[start], color="0.93", linewidth=0, zorder=0)
 
 
 def _against_threshold(thresholds: Floats, values: Floats, name: str, ax: Axes | None, line: dict[str, Any]) -> Axes:

@@ -25,7 +25,7 @@ class Rule:
         classes: The labels, in the estimator's order.
         positive: The place of the positive one, for a binary task.
         method: The estimator's method that scores.
-        metric: What is tuned, as the user gave it: unlike a formula that is parsed, that can be pickled.
+        metric: What is tuned, as the user gave it.
         options: Its options.
         subject_to: Constraints.
         average: How classes are averaged.

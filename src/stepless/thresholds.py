@@ -11,12 +11,13 @@ import torch
 from stepless.constraints import parse_constraints
 from stepless.counts import Counts
 from stepless.formula import resolve
-from stepless.labels import tune_labels
-from stepless.offsets import tune_offsets
+from stepless.labels import LabelData
+from stepless.offsets import ClassData
+from stepless.ranking import find_ranking
 from stepless.registry import Metric
 from stepless.scoring import make_path
 from stepless.sweep import Floats, score_counts, sweep
-from stepless.tuning import Job, Tuning, best_cut
+from stepless.tuning import Data, Job, Tuning, best_cut
 
 ScoreInputs = Literal["scores", "probabilities", "logits"]
 
@@ -39,15 +40,21 @@ def tune_threshold(
     """Find the threshold that scores best, over every distinct cut.
 
     Binary: exact. Multilabel: one threshold a label, exact for the averages that separate (macro, weighted); for micro
-    and samples a search that sweeps one label at a time, exactly, from the labels' own best cuts and from the best
-    common one, until nothing improves. Multiclass: one offset a class, by the same kind of search from several starts
-    (`stepless.offsets`); it never ends below plain argmax.
+    and samples a search that sweeps one label at a time, exactly, from several starts, until nothing improves
+    (`stepless.labels`). Multiclass: one offset a class, by the same kind of search (`stepless.offsets`); it never ends
+    below plain argmax. On problems so small that all rules can be tried, they are.
+
+    Of cuts that score the same the one with the widest gap around it is taken. Constant scores, and all of a label's
+    scores being the same, leave a choice between yes and no to all: a threshold of −inf or inf. A label (of several)
+    that has no positives, or nothing but positives, is tuned like any other; where its score is the same at every cut,
+    the answer is no: inf. Constant class probabilities lead to offsets that give every row to one class.
 
     Args:
         scores: ``(N,)`` binary, ``(N, labels)`` multilabel, ``(N, K)`` multiclass.
         target: ``(N,)`` of 0 and 1, ``(N, labels)`` of 0 and 1, or ``(N,)`` class indices.
         metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
-        subject_to: Constraints, as in ``"precision >= 0.9"``; multilabel macro: each label must meet them.
+        subject_to: Constraints, as in ``"precision >= 0.9"``, joined by ``and`` or in a list; multilabel macro and
+            weighted: each label must meet them.
         sample_weight: One weight a row.
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
         average: ``"macro"`` (default), ``"micro"``, ``"weighted"`` or ``"samples"`` (multilabel).
@@ -61,6 +68,12 @@ def tune_threshold(
     Returns:
         A `Tuning`.
 
+    Raises:
+        ValueError: For a target that has one class only (binary and multiclass), NaN, lengths that do not match, values
+            out of range, no rows or no weight; and for constraints that no rule meets, with the best value that one
+            has. Where the rules are searched and not all tried, that is the best value found.
+        TypeError: For scores, targets or weights that are no numbers.
+
     Example:
         >>> scores, target = [0.125, 0.5, 0.25, 0.75], [0, 0, 1, 1]
         >>> tuned = tune_threshold(scores, target, "f1")
@@ -69,6 +82,9 @@ def tune_threshold(
         >>> tune_threshold(scores, target, "recall", subject_to="precision >= 0.9").threshold
         0.625
     """
+    ranking = find_ranking(metric)
+    if ranking is not None:
+        raise ValueError(f"{ranking.name!r} reads the order of the scores, which no threshold changes; tune a metric.")
     resolved = resolve(metric, maximize=maximize, **options)
     constraints = parse_constraints(subject_to)
     path = make_path((resolved, *(c.metric for c in constraints)), task=task, average=average)
@@ -78,11 +94,9 @@ def tune_threshold(
         raise ValueError(f'inputs must be "scores", "probabilities" or "logits"; got {inputs!r}.')
     x, y, w = _read(scores, target, sample_weight, task, inputs)
     job = Job(resolved, constraints, task, path.average, inputs, restarts, random_state)
-    if task == "multiclass":
-        return tune_offsets(job, x, y, w)
-    if task == "multilabel":
-        return tune_labels(job, x, y, w)
-    return _tune_binary(job, x, y, w)
+    kinds: dict[str, type[BinaryData | LabelData | ClassData]]
+    kinds = {"binary": BinaryData, "multilabel": LabelData, "multiclass": ClassData}
+    return kinds[task](job, x, y, w).tune()
 
 
 def _read(
@@ -97,7 +111,10 @@ def _read(
         y = y[:, 0]
     wanted = {"binary": "(N,)", "multilabel": "(N, labels)", "multiclass": "(N, K) with K ≥ 2"}[task]
     if x.ndim != (1 if task == "binary" else 2) or (task == "multiclass" and x.shape[1] < 2):
-        raise ValueError(f"{task} scores must have shape {wanted}; got {x.shape}.")
+        hint = ""
+        if task == "binary" and x.ndim == 2:
+            hint = " Pass the positive class's column, as in scores[:, 1], or name another task."
+        raise ValueError(f"{task} scores must have shape {wanted}; got {x.shape}.{hint}")
     if y.shape != (x.shape if task == "multilabel" else x.shape[:1]):
         raise ValueError(f"scores and target must have as many rows; got {x.shape} and {y.shape}.")
     if len(x) == 0:
@@ -113,7 +130,7 @@ def _read(
         return _read_classes(x, y, inputs), y.astype(np.int64), w
     if inputs == "probabilities" and ((x < 0) | (x > 1)).any():
         raise ValueError("probabilities must lie in [0, 1]; for other numbers pass inputs='scores' or 'logits'.")
-    return x, _read_yes_no(y, task), w
+    return x, _read_yes_no(y), w
 
 
 def _array(values: Any, name: str) -> np.ndarray[Any, Any]:
@@ -122,7 +139,13 @@ def _array(values: Any, name: str) -> np.ndarray[Any, Any]:
         values = values.float() if values.dtype == torch.bfloat16 else values  # numpy has none
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":
-        raise TypeError(f"{name} must hold numbers; got {array.dtype}.")
+        hint = ""
+        if name == "target":
+            hint = (
+                ' Binary: compare with the positive label, as in (target == "yes"). Multiclass: pass the labels\''
+                " indices in the order of the scores' columns."
+            )
+        raise TypeError(f"{name} must hold numbers; got {array.dtype}.{hint}")
     return array
 
 
@@ -135,15 +158,12 @@ def _read_weight(sample_weight: Any, rows: int) -> Floats:
     return weight
 
 
-def _read_yes_no(y: np.ndarray[Any, Any], task: str) -> np.ndarray[Any, Any]:
+def _read_yes_no(y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if not ((y >= 0) & (y <= 1)).all():
         raise ValueError(
             "targets must be 0 or 1, or probabilities between them. For labels -1 and 1 pass (target > 0); for class"
             " indices pass task='multiclass'."
         )
-    if task == "binary" and not ((y > 0).any() and (y < 1).any()):
-        only = int(bool((y > 0).any()))
-        raise ValueError(f"the target has one class only ({only}): no threshold can be told from another.")
     return y.astype(bool) if y.dtype.kind != "f" or np.isin(y, (0, 1)).all() else y.astype(np.float64)
 
 
@@ -152,8 +172,6 @@ def _read_classes(x: Floats, y: np.ndarray[Any, Any], inputs: str) -> Floats:
         raise ValueError("multiclass tuning works on probabilities: pass inputs='probabilities' or inputs='logits'.")
     if y.dtype.kind not in "iu" or ((y < 0) | (y >= x.shape[1])).any():
         raise ValueError(f"targets must be integer class indices in [0, {x.shape[1]}); got {y[:3]}….")
-    if len(np.unique(y)) < 2:
-        raise ValueError(f"the target has one class only ({y[0]}): no offsets can be told from others.")
     x = x.astype(np.float64)
     if inputs == "logits":
         if (x == np.inf).any() or (x == -np.inf).all(1).any():
@@ -164,22 +182,22 @@ def _read_classes(x: Floats, y: np.ndarray[Any, Any], inputs: str) -> Floats:
     return torch.log(torch.from_numpy(x)).numpy()
 
 
-def _tune_binary(job: Job, x: Floats, y: np.ndarray[Any, Any], w: Floats | None) -> Tuning:
-    swept = sweep(x, y, w)
-    entry = best_cut(job, swept, swept.counts)
-    counts = Counts(*(float(c[entry]) for c in swept.counts))
+class BinaryData(Data):
+    """Scores and targets ``(N,)``."""
 
-    def again(times: Floats) -> Tuning:
-        kept, weight = times > 0, times if w is None else times * w
-        return _tune_binary(job, x[kept], _read_yes_no(y[kept], "binary"), weight[kept])
+    def tune(self) -> Tuning:
+        """The best of all cuts."""
+        if not ((self.y > 0).any() and (self.y < 1).any()):
+            only = int(bool((self.y > 0).any()))
+            raise ValueError(f"the target has one class only ({only}): no threshold can be told from another.")
+        swept, job = sweep(self.x, self.y, self.w), self.job
+        entry = best_cut(job, swept, swept.counts)
+        counts = Counts(*(float(c[entry]) for c in swept.counts))
+        value = float(score_counts(job.metric, Counts(*map(np.float64, counts))))
+        return Tuning(swept.threshold(entry), value, counts, job.task, job.inputs, (swept,), job.metric, self)
 
-    def score_at(threshold: float, times: Floats) -> float:
-        weight = times if w is None else times * w
-        yes = x >= threshold
+    def score(self, threshold: float) -> float:
+        """The metric of "score ≥ threshold"."""
+        yes, y, weight = self.x >= threshold, self.y, 1.0 if self.w is None else self.w
         cells = [(weight * part).sum() for part in (yes * y, yes * (1 - y), ~yes * y, ~yes * (1 - y))]
-        return float(score_counts(job.metric, Counts(*map(np.float64, cells))))
-
-    value = float(score_counts(job.metric, Counts(*map(np.float64, counts))))
-    return Tuning(
-        swept.threshold(entry), value, counts, job.task, job.inputs, (swept,), job.metric, again, score_at, len(x)
-    )
+        return float(score_counts(self.job.metric, Counts(*map(np.float64, cells))))

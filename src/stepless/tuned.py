@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from stepless.params import json_params
 from stepless.rules import Held, Rule, positive_class
-from stepless.tuning import Tuning
 
 try:
     from sklearn import get_config
@@ -39,6 +40,8 @@ except ModuleNotFoundError as error:
 
 _TASKS = {"binary": "binary", "multiclass": "multiclass", "multilabel-indicator": "multilabel"}
 _METHODS = ("predict_proba", "decision_function")
+#: What a tuned classifier and its estimator each have of their own; the threshold belongs to the former.
+_OF_THE_METRIC = ("metric", "metric_options", "subject_to", "average", "pos_label")
 
 
 def _has(method: str) -> Callable[[Any], bool]:
@@ -134,7 +137,7 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
                 too.
         """
         X, y = indexable(X, y)
-        task, y = _read_target(y)
+        task, y = read_target(y)
         weight = None if sample_weight is None else _check_sample_weight(sample_weight, X)
         routed = self._route(weight, fit_params)
         rule = self._make_rule(task, X, y, weight, routed.estimator.fit)
@@ -161,7 +164,8 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         self.best_threshold_ = np.array(tuning.threshold) if isinstance(tuning.threshold, tuple) else tuning.threshold
         self.best_score_ = tuning.score
         self.nested_scores_, self.nested_score_ = nested_scores, nested_score
-        self._rule, self._held, self._tuning = rule, held, tuning
+        self.tuning_ = tuning
+        self._rule = rule
         return self
 
     def predict(self, X: Any) -> Any:
@@ -173,7 +177,7 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         """The metric of the decisions, greater being better: a cost or an error rate comes with its sign turned."""
         check_is_fitted(self)
         rule = self._rule
-        target = rule.encode(_read_target(y, rule.task)[1])
+        target = rule.encode(read_target(y, rule.task)[1])
         weight = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         value = rule.score(rule.decide(rule.read(self.estimator_, X), self.best_threshold_), target, weight)
         return value if rule.resolved.greater_is_better else -value
@@ -196,13 +200,38 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         check_is_fitted(self)
         return self.estimator_.decision_function(X)
 
-    @property
-    def tuning_(self) -> Tuning:
-        """The tuning; after unpickling it is found again, from the same scores."""
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save a tuned `stepless.MetricClassifier` or `stepless.MetricBooster`, with the tuned threshold for its own.
+
+        `stepless.load` gives it back as the estimator that was tuned, for the metric it was tuned for.
+
+        Args:
+            path: The folder.
+        """
+        from stepless.persist import save_model  # noqa: PLC0415 - who does not save needs no safetensors
+
         check_is_fitted(self)
-        if not hasattr(self, "_tuning"):
-            self._tuning = self._rule.tune(self._held)
-        return self._tuning
+        rule, model = self._rule, getattr(self.estimator_, "model_", None)
+        name = type(self.estimator_).__name__
+        if model is None or not hasattr(model, "threshold"):
+            raise TypeError(f"save is for a tuned MetricClassifier or MetricBooster; this one tunes a {name}.")
+        if rule.method != "predict_proba":
+            raise ValueError(
+                f"a saved model decides by probabilities; this threshold is one of {rule.method}. Fit with"
+                ' response_method="predict_proba".'
+            )
+        if rule.task == "binary" and rule.positive != model.positive:
+            raise ValueError(
+                f"a saved model has one positive class; it is {self.pos_label_!r} here and"
+                f" {self.estimator_.pos_label_!r} for the {name}. Give both the same pos_label."
+            )
+        own = json_params(self)
+        params = {**model.settings.get("params", {}), **{name: own.get(name) for name in _OF_THE_METRIC}}
+        if "metric" not in own:
+            del params["metric"]
+        settings = {**model.settings, "params": params, "score": self.best_score_}
+        threshold = self.tuning_.threshold
+        save_model(replace(model, metric=rule.resolved.name, threshold=threshold, settings=settings), path)
 
     @property
     def n_features_in_(self) -> int:
@@ -229,11 +258,6 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         if inner.classifier_tags is not None:
             tags.classifier_tags = inner.classifier_tags
         return tags
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(super().__getstate__())
-        state.pop("_tuning", None)  # it holds functions that cannot be pickled
-        return state
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
         text = super().__repr__(N_CHAR_MAX)
@@ -356,7 +380,7 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         return scores, math.nan if failed else rule.score(decided, held.target, held.weight)
 
 
-def _read_target(y: Any, task: str | None = None) -> tuple[str, Any]:
+def read_target(y: Any, task: str | None = None) -> tuple[str, Any]:
     """The task that labels belong to, unless it is known, and the labels as an array."""
     y = y.toarray() if hasattr(y, "toarray") else y
     if task is None:
