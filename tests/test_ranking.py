@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score
 from torch.autograd import gradcheck
+from torch.nn import functional as F
 
 import stepless as sl
 from stepless import presets
@@ -82,7 +83,17 @@ def mean(values, weight):
 
 def damped_twin(s, pos, neg, margin, damping):
     rate = (neg * phi(pairs(s), margin)).sum(1) * 4 / margin / neg.sum()
+    damping = (neg.sum() / pos.sum()).item() if damping is None else damping
     return mean(torch.log(1 + damping * rate) / math.log(1 + damping) if damping else rate, pos)
+
+
+def anchored(loss, s, pos, neg, anchor):
+    entropy = -(pos * F.logsigmoid(s) + neg * F.logsigmoid(-s)).sum() / (pos + neg).sum()
+    return (1 - anchor) * loss + anchor * entropy
+
+
+def anchored_twin(s, pos, neg, margin, damping, anchor):
+    return anchored(damped_twin(s, pos, neg, margin, damping), s, pos, neg, anchor)
 
 
 def highest(s, neg, max_fpr):
@@ -147,10 +158,13 @@ def wmw_twin(s, pos, neg, power):
 
 
 M = {name: sl.RANKINGS[name].defaults["margin"] for name in OPTIONS}
-C = sl.RANKINGS["auroc"].defaults["damping"]
+PAIRS = dict(sl.RANKINGS["auroc"].defaults)
+C = sl.RANKINGS["partial_auroc"].defaults["damping"]
 TWINS = {
-    "auroc": lambda s, p, n: damped_twin(s, p, n, M["auroc"], C),
-    "average_precision": lambda s, p, n: precision_twin(s, p, n, M["average_precision"]),
+    "auroc": lambda s, p, n: anchored_twin(s, p, n, **PAIRS),
+    "average_precision": lambda s, p, n: anchored(
+        precision_twin(s, p, n, M["average_precision"]), s, p, n, sl.RANKINGS["average_precision"].defaults["anchor"]
+    ),
     "partial_auroc": lambda s, p, n: damped_twin(s, p, highest(s.detach(), n, 0.3), M["partial_auroc"], C),
     "recall_at_precision": lambda s, p, n: (
         across_twin(s, p, n, cut_of_precision(s.detach(), p, n, 0.6), M["recall_at_precision"]) / p.sum()
@@ -176,11 +190,13 @@ def test_value_and_gradient_equal_the_twin(name, seed, weighted):
     torch.testing.assert_close(found, wanted, atol=1e-10, rtol=1e-8)
 
 
-@pytest.mark.parametrize("options", [{"margin": 0.3}, {"margin": 5.0}, {"damping": 0.0}, {"damping": 100.0}])
+@pytest.mark.parametrize(
+    "options",
+    [{"margin": 0.3}, {"margin": 5.0}, {"damping": 0.0}, {"damping": 100.0}, {"anchor": 0.0}, {"anchor": 0.9}],
+)
 def test_options_of_the_pair_loss(options):
     scores, target, _ = draw()
-    margin, damping = options.get("margin", M["auroc"]), options.get("damping", C)
-    expected = damped_twin(scores, target, 1 - target, margin, damping)
+    expected = anchored_twin(scores, target, 1 - target, **{**PAIRS, **options})
     assert sl.MetricLoss("auroc", **options)(scores, target).item() == pytest.approx(expected.item(), abs=1e-10)
 
 
@@ -282,8 +298,10 @@ def test_shift_of_all_scores_changes_nothing(name):
     if name in ("wmw", "wmw, p = 2", "soft sets"):
         pytest.skip("compares probabilities")
     scores, target, _ = draw(ties=False)
-    loss, slopes = gradient(LOSSES[name](), scores, target)
-    assert LOSSES[name]()(scores + 3, target).item() == pytest.approx(loss.item())
+    held = name in ("auroc", "average_precision")
+    loss_fn = sl.MetricLoss(name, anchor=0.0) if held else LOSSES[name]()  # an anchor holds the level
+    loss, slopes = gradient(loss_fn, scores, target)
+    assert loss_fn(scores + 3, target).item() == pytest.approx(loss.item())
     assert slopes.sum().item() == pytest.approx(0, abs=1e-12)
 
 
@@ -292,7 +310,7 @@ def test_shift_of_all_scores_changes_nothing(name):
 def test_the_losses_bound_the_metrics(seed, options):
     scores, target, weight = draw(seed=seed)
     for name in ("auroc", "average_precision"):
-        loss_fn = sl.MetricLoss(name, **options)
+        loss_fn = sl.MetricLoss(name, anchor=0.0, **options)
         assert loss_fn(scores, target, weight) >= 1 - loss_fn.score(scores, target, weight) - 1e-12
 
 
@@ -625,6 +643,8 @@ BAD = {
     "blend": (build("auroc", blend=0.5), ValueError, "blend=0.5 has no effect on 'auroc'; add cross-entropy .*yours"),
     "schedule": (build("auroc", schedule=sl.Schedule()), ValueError, "schedule=.* has no effect"),
     "memory": (build("auroc", memory=sl.Memory()), ValueError, "memory=.* has no effect on 'auroc', which has no sums"),
+    "sync": (build("auroc", sync=True), ValueError, "'auroc' compares samples .* pass sync=False for .* own batch"),
+    "gradients": (build("auroc", gradients="sum"), ValueError, "gradients='sum' has no effect on 'auroc'"),
     "maximize": (build("auroc", maximize=False), ValueError, "'auroc' is always maximised"),
     "average of one class": (build("auroc", average="macro"), ValueError, "no effect on a binary task"),
     "average": (build("auroc", task="multiclass", average="micro"), ValueError, "macro mean; got average='micro'"),

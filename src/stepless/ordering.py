@@ -128,11 +128,14 @@ def _over_positives(ranked: Ranked, values: Tensor, negatives: Tensor) -> Tensor
     return torch.where(negatives != 0, mean, 0.0 * mean)  # 0 · mean, so that it stays on the graph
 
 
-def _damped_pairs(ranked: Ranked, negative: Tensor, margin: float, damping: float) -> Tensor:
-    """The loss of `damped_pairs` against negatives of the given weights."""
+def _damped_pairs(ranked: Ranked, negative: Tensor, margin: float, damping: float | None) -> Tensor:
+    """The damped pairs of `anchored_pairs` against negatives of the given weights."""
     negatives = negative.sum(-1)
     rate = ratio(_huber_sums(ranked, negative, margin) * (4 / margin), negatives.unsqueeze(-1))
-    if damping > 0:
+    if damping is None:
+        imbalance = ratio(negatives, ranked.positive.sum(-1), 1.0).unsqueeze(-1)
+        rate = ratio(torch.log1p(imbalance * rate), torch.log1p(imbalance))
+    elif damping > 0:
         rate = torch.log1p(damping * rate) / math.log1p(damping)
     return _over_positives(ranked, rate, negatives)
 
@@ -162,18 +165,32 @@ def partial_auroc(ranked: Ranked, *, max_fpr: float) -> Tensor:
     return torch.where(positives * negatives != 0, area, math.nan)
 
 
-def damped_pairs(ranked: Ranked, *, margin: float = 2.0, damping: float = 10.0) -> Tensor:
-    """AUROC: how many negatives lie above a positive, counted smoothly, damped, and averaged over positives.
+def anchored_pairs(ranked: Ranked, *, margin: float = 4.0, damping: float | None = None, anchor: float = 0.5) -> Tensor:
+    """AUROC: how many negatives lie above a positive, counted smoothly and damped; and cross-entropy to anchor it.
 
-    Σᵢ wᵢ log(1 + c·Fᵢ) / log(1 + c) / Σᵢ wᵢ, where c is ``damping`` and Fᵢ = Σ₋ wⱼ φ(sᵢ − sⱼ) · 4/m / Σ₋ wⱼ is the
-    false positive rate at the positive i, with φ of ``margin`` m for the hard count. φ(0) = m/4 and the logarithm is
-    concave, so the loss is at least 1 − AUROC. Damping keeps a few positives that cannot be told from negatives from
-    outweighing all others; c = 0 is the plain mean over pairs.
+    (1 − a) · Σᵢ wᵢ log(1 + c·Fᵢ) / log(1 + c) / Σᵢ wᵢ + a · Σ w · cross-entropy / Σ w, where a is ``anchor``, i runs
+    over the positives, and Fᵢ = Σ₋ wⱼ φ(sᵢ − sⱼ) · 4/m / Σ₋ wⱼ is the false positive rate at the positive i, with φ of
+    ``margin`` m for the hard count. φ(0) = m/4 and the logarithm is concave, so the first term is at least 1 − AUROC.
+
+    Damping keeps a few positives that cannot be told from negatives from outweighing all others. By default c is the
+    number of negatives to a positive, Σ₋ w / Σ₊ w: then c·Fᵢ counts negatives above the positive as precision does.
+    c = 0 is the plain mean over pairs. Cross-entropy holds the scores in place, whose level and scale AUROC leaves
+    free; few positives are ranked better with it than without.
 
     Source: φ is convex and differentiable with φ'(0) < 0, so its mean over pairs is consistent with AUROC (Gao and
-    Zhou, 2015). The damping is ours; see benchmarks/ranking.
+    Zhou, 2015), and so is cross-entropy (Agarwal, 2014). Damping and anchor are ours; see benchmarks/ranking.
     """
-    return _damped_pairs(ranked, ranked.negative, margin, damping)
+    return _anchored(ranked, _damped_pairs(ranked, ranked.negative, margin, damping), anchor)
+
+
+def _anchored(ranked: Ranked, loss: Tensor, anchor: float) -> Tensor:
+    """The loss with a share of cross-entropy, which likewise is 0 without positives or without negatives."""
+    if anchor == 0:
+        return loss
+    entropy = ranked.positive * F.softplus(ranked.depth) + ranked.negative * F.softplus(-ranked.depth)
+    positives, negatives = ranked.totals
+    mean = ratio(entropy.sum(-1), positives + negatives)
+    return (1 - anchor) * loss + anchor * torch.where(positives * negatives != 0, mean, 0.0 * mean)
 
 
 def wmw(ranked: Ranked, *, margin: float = 0.2, power: int = 3) -> Tensor:
@@ -221,7 +238,7 @@ def soft_set_area(ranked: Ranked, *, thresholds: tuple[float, ...], delta: float
 
 
 def highest_pairs(ranked: Ranked, *, max_fpr: float, margin: float = 2.0, damping: float = 10.0) -> Tensor:
-    """Partial AUROC: `damped_pairs` against the highest negatives alone, the share ``max_fpr`` of them.
+    """Partial AUROC: damped pairs as in `anchored_pairs`, against the share ``max_fpr`` of highest negatives alone.
 
     Fᵢ = Σ₋ vⱼ φ(sᵢ − sⱼ) · 4/m / Σ₋ vⱼ, where v is the weight of the negatives down to the share ``max_fpr`` of it: all
     of the higher ones, a fraction of those tied with the last, none below. Which they are is not differentiated.
@@ -248,18 +265,21 @@ def average_precision(ranked: Ranked) -> Tensor:
     return ratio((ranked.positive * ratio(tp, tp + fp)).sum(-1), ranked.positive.sum(-1))
 
 
-def log_precisions(ranked: Ranked, *, margin: float = 2.0) -> Tensor:
+def log_precisions(ranked: Ranked, *, margin: float = 2.0, anchor: float = 0.0) -> Tensor:
     """Average precision: the mean over positives of −log of a precision that bounds the true one from below.
 
-    Σᵢ wᵢ log(1 + Nᵢ / Pᵢ) / Σᵢ wᵢ, where Pᵢ = Σ₊ wⱼ [sⱼ ≥ sᵢ] counts the positives at or above the positive i, and
-    Nᵢ = Σ₋ wⱼ φ(sᵢ − sⱼ) · 4/m counts the negatives there smoothly. φ(0) = m/4, so Nᵢ is at least the hard count, and
-    the loss at least 1 − AP. P is a count of ranks and is not differentiated. The logarithm keeps a slope for positives
-    with many negatives above them, which in 1 − P/(P + N) would vanish as 1/N².
+    (1 − a) · Σᵢ wᵢ log(1 + Nᵢ / Pᵢ) / Σᵢ wᵢ + a · Σ w · cross-entropy / Σ w, where a is ``anchor``, i runs over the
+    positives, Pᵢ = Σ₊ wⱼ [sⱼ ≥ sᵢ] counts the positives at or above the positive i, and Nᵢ = Σ₋ wⱼ φ(sᵢ − sⱼ) · 4/m
+    counts the negatives there smoothly. φ(0) = m/4, so Nᵢ is at least the hard count, and the first term at least
+    1 − AP. P is a count of ranks and is not differentiated. The logarithm keeps a slope for positives with many
+    negatives above them, which in 1 − P/(P + N) would vanish as 1/N². Cross-entropy holds the scores in place, as in
+    `anchored_pairs`, where it is asked for.
     """
     above, _ = ranked.curve()
     negatives = _huber_sums(ranked, ranked.negative, margin) * (4 / margin)
     above = torch.where(ranked.positive != 0, above, 1.0)  # others do not count, but must not divide by 0
-    return _over_positives(ranked, torch.log1p(negatives / above), ranked.negative.sum(-1))
+    loss = _over_positives(ranked, torch.log1p(negatives / above), ranked.negative.sum(-1))
+    return _anchored(ranked, loss, anchor)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ _FARTHEST = 1e6
 _OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "margin": ("be a number above 0", lambda v: 0 < v < math.inf),
     "damping": ("be a number that is not negative", lambda v: 0 <= v < math.inf),
+    "anchor": ("be a share in [0, 1)", lambda v: 0 <= v < 1),
     "max_fpr": ("lie in (0, 1]", lambda v: 0 < v <= 1),
     "precision": ("lie in (0, 1]", lambda v: 0 < v <= 1),
     "k": ("be an integer of at least 1", lambda v: isinstance(v, int) and v >= 1),
@@ -134,7 +135,7 @@ def _example(metric: str, option: str) -> str:
 
 RANKINGS: Registry[Ranking] = Registry("ranking")
 for _ranking, _aliases in (
-    (Ranking("auroc", ordering.auroc, ordering.damped_pairs), ("auc", "roc_auc")),
+    (Ranking("auroc", ordering.auroc, ordering.anchored_pairs), ("auc", "roc_auc")),
     (Ranking("average_precision", ordering.average_precision, ordering.log_precisions), ("ap", "auprc", "pr_auc")),
     (
         Ranking("partial_auroc", ordering.partial_auroc, ordering.highest_pairs, source="McClish (1989)"),
@@ -173,6 +174,25 @@ def find_ranking(metric: Any) -> Ranking | None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+class Rows(NamedTuple):
+    """Samples as a ranking sees them, in no order, each ``(classes, n)``.
+
+    Attributes:
+        scores: What is compared.
+        positive: The weight of each sample as a positive.
+        negative: Its weight as a negative.
+    """
+
+    scores: Tensor
+    positive: Tensor
+    negative: Tensor
+
+    @classmethod
+    def join(cls, parts: Sequence[Rows]) -> Rows:
+        """All parts' samples."""
+        return cls(*(torch.cat(each, dim=-1) for each in zip(*parts, strict=True)))
+
+
 @dataclass(frozen=True)
 class Ranker:
     """A ranking and everything else that is settled before the first batch."""
@@ -192,22 +212,26 @@ class Ranker:
             ignore_index=self.ignore_index, class_weight=class_weight, exact=exact,
         )  # fmt: skip
 
-    def loss(self, batch: Batch) -> Tensor:
-        """The mean loss of the classes that have both positives and negatives; 0 where none has."""
-        if batch.scores.numel() == 0:
-            return batch.scores.sum() * 0.0
+    def rows(self, batch: Batch) -> Rows:
+        """What the loss needs of a batch, sample by sample: rows of several batches may be laid end to end."""
         scores = (_log_odds if self.ranking.scale == "log-odds" else _probabilities)(batch, self.task)
         try:
-            ranked = rank(_rows(scores.clamp(-_FARTHEST, _FARTHEST), self.task), *self._weights(batch))
+            return Rows(_rows(scores, self.task), *self._weights(batch))
         except (IndexError, RuntimeError):
             if not torch.compiler.is_compiling():  # say in our words which class is out of range
                 check_classes(batch)
             raise
+
+    def loss(self, rows: Rows) -> Tensor:
+        """The mean loss of the classes that have both positives and negatives; 0 where none has."""
+        if rows.scores.numel() == 0:
+            return rows.scores.sum() * 0.0
+        ranked = rank(rows.scores.clamp(-_FARTHEST, _FARTHEST), rows.positive, rows.negative)
         losses = self.ranking.loss(ranked)
         positives, negatives = ranked.totals
         loss = self._mean(losses, positives * negatives != 0, 0.0)
         # NaN is sorted to the end, where a prefix sum may not reach it; it must not stay there unseen
-        return (loss + 0.0 * ranked.depth[..., -1].detach().sum()).to(batch.scores.dtype)
+        return (loss + 0.0 * ranked.depth[..., -1].detach().sum()).to(rows.scores.dtype)
 
     def score(self, input: Any, target: Any, sample_weight: Any = None) -> Tensor:
         """The exact score, values checked, in float64; NaN where no class has one."""
@@ -344,7 +368,12 @@ def make_ranker(
 def _no_effect(metric: str, name: str, value: Any) -> str:
     if name in ("blend", "cross_entropy", "schedule"):
         return f"{name}={value!r} has no effect on {metric!r}; add cross-entropy to the loss yourself, or leave it out."
-    if name in ("memory", "sync", "gradients"):
+    if name == "sync":
+        return (
+            f"sync={value!r} asks for the loss of all ranks' batches together, but {metric!r} compares samples with one"
+            " another and has no sums that merge; pass sync=False for the loss of each rank's own batch."
+        )
+    if name in ("memory", "gradients"):
         return f"{name}={value!r} has no effect on {metric!r}, which has no sums of batches that merge; leave it out."
     return (
         f"{name}={value!r} has no effect on {metric!r}, which ranks all samples and decides nothing about any;"
