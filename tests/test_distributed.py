@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.join import Join
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import stepless as sl
@@ -22,6 +23,8 @@ CASES = {
     "blend": ("f1", {"blend": 0.4, "cross_entropy": "balanced"}),
     "constraint": ("recall", {"subject_to": "precision >= 0.9"}),
     "memory": ("f1", {"memory": sl.Memory(4)}),
+    "images": ("jaccard", {"per_image": True}),
+    "thresholds": ("f1", {"threshold": (0.3, 0.5)}),
 }
 #: Where the shards of a batch begin and end, by number of ranks: even, uneven, and one rank with nothing at all.
 SHARDS = {
@@ -32,12 +35,13 @@ SHARDS = {
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
-def draw(task, dtype):
+def draw(name, dtype):
+    task = CASES[name][1].get("task", name)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(ROWS, 3, generator=generator, dtype=dtype)
     if task == "multiclass":
         return x, torch.randint(4, (ROWS,), generator=generator)
-    if task == "multilabel":
+    if task in ("multilabel", "images"):
         return x, torch.randint(2, (ROWS, 4), generator=generator)
     target = (torch.rand(ROWS, 1, generator=generator) < 0.4).long()
     target[20:30] = 0  # the third of four ranks has no positives
@@ -47,13 +51,13 @@ def draw(task, dtype):
 def make(name, dtype):
     metric, settings = CASES[name]
     torch.manual_seed(1)
-    outputs = 4 if settings.get("task") else 1
+    outputs = 4 if settings.get("task") or settings.get("per_image") else 1
     return sl.MetricLoss(metric, **settings), nn.Linear(3, outputs).to(dtype)
 
 
 def single(name, dtype):
     loss_fn, model = make(name, dtype)
-    x, target = draw(loss_fn.path.task, dtype)
+    x, target = draw(name, dtype)
     for _ in range(2):  # twice: a memory has something to remember then
         model.zero_grad()
         loss = loss_fn(model(x), target)
@@ -70,7 +74,7 @@ def gradients(rank, world):
                 first, last = shards[rank]
                 loss_fn, model = make(name, dtype)
                 model = DistributedDataParallel(model)
-                x, target = draw(loss_fn.path.task, dtype)
+                x, target = draw(name, dtype)
                 for _ in range(2):
                     model.zero_grad()
                     loss = loss_fn(model(x[first:last]), target[first:last])
@@ -86,14 +90,14 @@ def test_gradients_are_those_of_one_process(world):
             expected_loss, expected = single(name, dtype)
             where = f"{name}, {dtype}, shards {shards}"
             assert loss == pytest.approx(expected_loss, rel=TOLERANCE[dtype]), where
+            tolerance = TOLERANCE[dtype] * max(grad.abs().max().item() for grad in expected)
             for ours, theirs in zip(grads, expected, strict=True):
-                tolerance = TOLERANCE[dtype] * theirs.abs().max().item()
                 torch.testing.assert_close(torch.tensor(ours, dtype=dtype), theirs, rtol=0, atol=tolerance, msg=where)
 
 
 def summed_by_hand(rank):
     x, target = draw("binary", torch.float64)
-    loss_fn, model = make("binary", torch.float64)
+    _, model = make("binary", torch.float64)
     loss_fn = sl.MetricLoss("f1", gradients="sum")
     rows = slice(rank * 20, rank * 20 + 20)
     loss_fn(model(x[rows]), target[rows]).backward()
@@ -142,26 +146,157 @@ def test_evaluation_communicates_if_asked():
     assert ranks.run(asked_in_evaluation, 2) == pytest.approx([expected, expected])
 
 
+def in_two_groups(rank):
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    x, target = draw("binary", torch.float64)
+    _, model = make("binary", torch.float64)
+    try:
+        sl.MetricLoss("f1", sync=groups[1 - rank // 2])
+    except ValueError as error:
+        refused = str(error)
+    loss_fn = sl.MetricLoss("f1", sync=groups[rank // 2], gradients="sum")
+    loss = loss_fn(model(x[rank::4]), target[rank::4])
+    loss.backward()
+    dist.all_reduce(model.weight.grad, group=groups[rank // 2])
+    return loss.item(), model.weight.grad.tolist(), refused
+
+
+def test_a_process_group_is_a_batch_of_its_own():
+    x, target = draw("binary", torch.float64)
+    for rank, (loss, grad, refused) in enumerate(ranks.run(in_two_groups, 4)):
+        loss_fn, model = make("binary", torch.float64)
+        rows = [i for i in range(ROWS) if i % 4 // 2 == rank // 2]
+        expected = loss_fn(model(x[rows]), target[rows])
+        expected.backward()
+        assert loss == pytest.approx(expected.item(), rel=1e-12)
+        torch.testing.assert_close(torch.tensor(grad, dtype=torch.float64), model.weight.grad, rtol=1e-12, atol=1e-14)
+        assert "process group that this rank is no member of; pass it sync=False" in refused
+
+
+def ranking(rank):
+    """Only what needs no other rank may be called by one rank alone."""
+    x, target = draw("binary", torch.float64)
+    _, model = make("binary", torch.float64)
+    scores = model(x[rank::2])
+    loss_fn = sl.MetricLoss("auroc")
+    refused = []
+    for attempt in (
+        lambda: loss_fn(scores, target[rank::2]),
+        lambda: sl.accumulate(loss_fn, model, [(x[rank::2], target[rank::2])]),
+    ):
+        try:
+            attempt()
+        except RuntimeError as error:
+            refused.append(str(error))
+    alone = sl.MetricLoss("auroc", sync=False)
+    values = [alone(scores, target[rank::2]).item()]
+    values.append(sl.accumulate(alone, model, [(x[rank::2], target[rank::2])]).item())
+    values.append(loss_fn.eval()(scores, target[rank::2]).item())
+    return refused, values, loss_fn.score(scores, target[rank::2]).item()
+
+
+def test_rankings_of_several_ranks_are_refused_unless_each_is_its_own():
+    x, target = draw("binary", torch.float64)
+    for rank, (refused, values, score) in enumerate(ranks.run(ranking, 2, timeout=20)):
+        assert len(refused) == 2
+        for sentence in refused:
+            assert "'auroc' compares samples with one another, and each of the 2 ranks has its own" in sentence
+            assert "Pass sync=False to train on the loss of each rank's own batch" in sentence
+        _, model = make("binary", torch.float64)
+        loss_fn = sl.MetricLoss("auroc")
+        expected = loss_fn(model(x[rank::2]), target[rank::2]).item()
+        assert values == pytest.approx([expected] * 3)
+        assert score == loss_fn.score(model(x[rank::2]), target[rank::2]).item()
+
+
+def wide(dtype=torch.float64):
+    """A net whose gradients take many more bytes than the loss's sums: a message for another would not fit."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(3, 200), nn.BatchNorm1d(200).eval(), nn.Linear(200, 200), nn.Linear(200, 1)).to(
+        dtype
+    )
+
+
 def uneven_batches(rank):
     x, target = draw("binary", torch.float64)
-    loss_fn, model = make("binary", torch.float64)
-    model = DistributedDataParallel(model)
-    losses = []
-    with Join([model, loss_fn.reducer]):
-        for _ in range(2 + rank):
-            loss = loss_fn(model(x), target)
+    loss_fn = sl.MetricLoss("f1")
+    model = DistributedDataParallel(wide())
+    refused = []
+    for attempt in (
+        lambda: loss_fn.reducer.join(model.module),
+        lambda: loss_fn.reducer.join(model, divide_by_initial_world_size=False),
+    ):
+        try:
+            attempt()
+        except (TypeError, ValueError) as error:
+            refused.append(str(error))
+    steps = []
+    with loss_fn.reducer.join(model):
+        try:
+            sl.accumulate(loss_fn, model, [(x, target)])
+        except RuntimeError as error:
+            refused.append(str(error))
+        for _ in range(2 + 2 * rank):
+            model.zero_grad()
+            loss = loss_fn(model(x[rank::2]), target[rank::2])
             loss.backward()
-            losses.append(loss.item())
-    return losses
+            steps.append((loss.item(), model.module[0].weight.grad.tolist()))
+    after = loss_fn(model(x[rank::2]), target[rank::2]).item()  # the ranks are together again
+    return refused, steps, after
 
 
 def test_ranks_with_different_numbers_of_batches_join():
-    few, many = ranks.run(uneven_batches, 2)
-    assert (len(few), len(many)) == (2, 3)
-    assert many[:2] == few
-    loss_fn, model = make("binary", torch.float64)
+    (refused, few, after), (_, many, after_too) = ranks.run(uneven_batches, 2)
+    assert "must be a DistributedDataParallel, whose ranks can join; got Sequential" in refused[0]
+    assert "divide_by_initial_world_size=False divides by the ranks that are left" in refused[1]
+    assert "leave Join and give a rank that has run out of batches a micro-batch without rows" in refused[2]
+    assert (len(few), len(many)) == (2, 4)
     x, target = draw("binary", torch.float64)
-    assert many[2] == pytest.approx(loss_fn(model(x), target).item())
+    for rows, steps in ((slice(0, None), [*few, *many[:2]]), (slice(1, None, 2), many[2:])):
+        model, loss_fn = wide(), sl.MetricLoss("f1")
+        expected = loss_fn(model(x[rows]), target[rows])
+        expected.backward()
+        for loss, grad in steps:
+            assert loss == pytest.approx(expected.item(), rel=1e-12)
+            ours = torch.tensor(grad, dtype=torch.float64)
+            torch.testing.assert_close(ours, model[0].weight.grad, rtol=1e-10, atol=1e-14)
+    assert after == after_too == few[0][0]
+
+
+def no_batch_at_all(rank):
+    x, target = draw("binary", torch.float64)
+    loss_fn, model = make("binary", torch.float64)
+    model = DistributedDataParallel(model)
+    try:
+        with loss_fn.reducer.join(model):
+            for _ in range(rank):
+                loss_fn(model(x), target).backward()
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_rank_without_a_single_batch_says_so():
+    idle, busy = ranks.run(no_batch_at_all, 2, timeout=5)
+    assert "a rank without a single batch cannot join" in idle
+    assert busy != "no error"
+
+
+def early_end(rank):
+    x, target = draw("binary", torch.float64)
+    loss_fn, model = make("binary", torch.float64)
+    model = DistributedDataParallel(model)
+    try:
+        with loss_fn.reducer.join(model, throw_on_early_termination=True):
+            for _ in range(1 + rank):
+                loss_fn(model(x), target).backward()
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+def test_an_early_end_may_be_an_error_on_every_rank():
+    assert all("exhausted" in said for said in ranks.run(early_end, 2))
 
 
 def a_rank_that_is_missing(rank):
@@ -181,23 +316,65 @@ def test_a_missing_rank_is_an_error_within_the_timeout():
 
 
 def accumulated(rank):
+    """Ranks with three micro-batches and with one of no rows more, in DDP and in FSDP2, and how often they talk."""
     x, target = draw("binary", torch.float64)
-    loss_fn, model = make("binary", torch.float64)
-    model = DistributedDataParallel(model)
-    own = range(rank * 20, rank * 20 + 20)
-    micro = [(x[own[i] : own[i] + 7], target[own[i] : own[i] + 7]) for i in (0, 7)] + [
-        (x[own[14] :][:6], target[own[14] :][:6])
-    ]
-    loss = sl.accumulate(loss_fn, model, micro)
-    return loss.item(), [p.grad.tolist() for p in model.parameters()]
+    own = slice(0, 26) if rank else slice(26, 40)
+    micro = list(zip(x[own].split(7), target[own].split(7), strict=True))
+    micro = micro if rank else [*micro, (x[:0], target[:0])]
+    results = []
+
+    model, sent = DistributedDataParallel(wide()), []
+
+    def count(_, bucket):
+        sent.append(bucket.index())
+        work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    model.register_comm_hook(None, count)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    loss = sl.accumulate(sl.MetricLoss("f1"), model, micro, scaler)
+    results.append((loss.item(), (model.module[0].weight.grad / 256).tolist()))
+
+    sharded = fully_shard(wide(), mesh=init_device_mesh("cpu", (2,)))
+    micro = micro if rank else [*micro, (x[:0], target[:0])]  # FSDP gathers weights in each, so all need as many
+    loss = sl.accumulate(sl.MetricLoss("f1"), sharded, micro)
+    results.append((loss.item(), sharded[0].weight.grad.full_tensor().tolist()))
+    return results, len(sent), len(set(sent))
 
 
 def test_accumulation_on_every_rank():
-    loss_fn, model = make("binary", torch.float64)
+    model, loss_fn = wide(), sl.MetricLoss("f1")
     x, target = draw("binary", torch.float64)
     expected = loss_fn(model(x), target)
     expected.backward()
-    for loss, grads in ranks.run(accumulated, 2):
-        assert loss == pytest.approx(expected.item())
-        for ours, p in zip(grads, model.parameters(), strict=True):
-            torch.testing.assert_close(torch.tensor(ours, dtype=torch.float64), p.grad, rtol=1e-12, atol=1e-14)
+    for results, messages, buckets in ranks.run(accumulated, 2):
+        for loss, grad in results:
+            assert loss == pytest.approx(expected.item(), rel=1e-12)
+            ours = torch.tensor(grad, dtype=torch.float64)
+            largest = model[0].weight.grad.abs().max().item()
+            torch.testing.assert_close(ours, model[0].weight.grad, rtol=0, atol=1e-12 * largest)
+        assert messages == buckets, "gradients are sent once, with the last micro-batch"
+
+
+def normalised(rank):
+    """BatchNorm's running statistics, which DDP copies from rank 0 before a forward."""
+    x, target = draw("binary", torch.float64)
+    torch.manual_seed(1)
+    model = DistributedDataParallel(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)).double())
+    micro = list(zip(x[rank::2].split(5), target[rank::2].split(5), strict=True))
+    for _ in range(2):
+        sl.accumulate(sl.MetricLoss("f1"), model, micro)
+    model(x)  # the copy
+    return model.module[0].running_mean.tolist(), model.module[0].num_batches_tracked.item()
+
+
+def test_running_statistics_are_those_of_one_pass_over_the_micro_batches():
+    x, _ = draw("binary", torch.float64)
+    norm = nn.BatchNorm1d(3).double()
+    for _ in range(2):
+        for part in x[0::2].split(5):
+            norm(part)
+    norm(x)
+    for mean, batches in ranks.run(normalised, 2):
+        assert mean == pytest.approx(norm.running_mean.tolist())
+        assert batches == norm.num_batches_tracked.item()

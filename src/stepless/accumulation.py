@@ -4,18 +4,24 @@ A metric of the whole batch is no mean over micro-batches, so adding up their lo
 But the loss depends on the samples through the state alone, and the state is a sum: so its gradient is that of a linear
 function of the micro-batches' states. The first pass, without activations kept, adds up the state and finds that
 linear function, ∂loss/∂state. The second pass back-propagates it, micro-batch by micro-batch.
+
+A loss of the ranking has no state that adds up. Its first pass keeps the scores of all micro-batches, which are small
+beside activations, and finds ∂loss/∂scores; the second pass back-propagates to each micro-batch its part of that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from stepless.loss import MetricLoss
+from stepless.loss import MetricLoss, RankingLoss
+from stepless.ranking import Rows
+from stepless.state import State
 
 
 def accumulate(loss_fn: MetricLoss, model: nn.Module, micro_batches: Iterable[Any], scaler: Any = None) -> Tensor:
@@ -26,10 +32,12 @@ def accumulate(loss_fn: MetricLoss, model: nn.Module, micro_batches: Iterable[An
     micro-batch, such as BatchNorm in training mode: it sees micro-batches, here as in every accumulation.
 
     Args:
-        loss_fn: The loss.
-        model: The model; under `DistributedDataParallel`, ranks synchronise in the last micro-batch only.
+        loss_fn: The loss; one of the ranking keeps the scores of all micro-batches between the passes.
+        model: The model; under `DistributedDataParallel` and FSDP2, gradients synchronise in the last micro-batch only.
         micro_batches: A list or another re-iterable of ``(input, target)`` or ``(input, target, sample_weight)``; an
-            input that is a tuple or a dict is spread over the model's arguments.
+            input that is a tuple or a dict is spread over the model's arguments. Reading them again must give the same
+            batches, which is checked; a shuffled ``DataLoader`` does, if it draws its order from torch's global
+            random numbers.
         scaler: A ``torch.amp.GradScaler``, if one is used; step it as usual afterwards.
 
     Returns:
@@ -46,31 +54,93 @@ def accumulate(loss_fn: MetricLoss, model: nn.Module, micro_batches: Iterable[An
         raise TypeError(
             "micro_batches are read twice, and a generator or iterator can be read once; pass a list of them."
         )
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    state, states = None, []
-    with torch.no_grad():
+    if isinstance(model, DistributedDataParallel) and model._join_config.enable:
+        raise RuntimeError(
+            "accumulate sends the loss's sums before the model's first forward, where Join does not expect them; leave"
+            " Join and give a rank that has run out of batches a micro-batch without rows."
+        )
+    total: _Sums | _Scores = _Scores(loss_fn) if isinstance(loss_fn, RankingLoss) else _Sums(loss_fn)
+    listed = isinstance(micro_batches, list | tuple)  # these hold the same batches still
+    start, drawn, seen = _random_state(model), [], []
+    # without gradients there is nothing to synchronise, so the wrapper may wait for the second pass
+    bare = model.module if isinstance(model, DistributedDataParallel) else model
+    with torch.no_grad(), _buffers_restored(bare):
         for batch in micro_batches:
-            states.append(_random_state(model))
-            part = loss_fn.measure(*_call(model, batch))
-            state = part if state is None else state + part
-        for name, buffer in model.named_buffers():
-            buffer.copy_(before[name])
-    if state is None:
+            drawn.append(_random_state(model))
+            seen.append(() if listed else _fingerprint(batch))
+            total.add(*_call(bare, batch))
+    if not drawn:
         raise ValueError("micro_batches is empty: there is nothing to learn from.")
-
-    leaf = state.vector.detach().requires_grad_()
     with torch.enable_grad():
-        loss = loss_fn.settle(state.with_vector(leaf))
-        (slope,) = torch.autograd.grad(loss, leaf)
+        loss = total.settle()
 
-    for i, (batch, random) in enumerate(zip(micro_batches, states, strict=True)):
-        last = i == len(states) - 1
-        _restore(random)
-        with _quiet(model, last):
-            part = loss_fn.measure(*_call(model, batch))
-            share = (part.vector * slope).sum()
+    again = 0
+    _restore(start)  # an order that is drawn from these numbers is drawn again
+    for again, batch in enumerate(micro_batches, start=1):
+        if again > len(drawn) or (not listed and seen[again - 1] != _fingerprint(batch)):
+            raise ValueError(_CHANGED)
+        _restore(drawn[again - 1])
+        with _quiet(model, last=again == len(drawn)):
+            share = total.share(again - 1, *_call(model, batch))
             (share if scaler is None else scaler.scale(share)).backward()
-    return loss.detach()
+    if again < len(drawn):
+        raise ValueError(_CHANGED)
+    return loss
+
+
+_CHANGED = (
+    "micro_batches gave other batches when read a second time, so the gradients are of no use: zero them, and pass a"
+    " list of the batches."
+)
+
+
+class _Sums:
+    """The whole batch by its state, to which every micro-batch adds."""
+
+    def __init__(self, loss_fn: MetricLoss) -> None:
+        self.loss_fn = loss_fn
+        self.state: State | None = None
+
+    def add(self, *batch: Any) -> None:
+        part = self.loss_fn.measure(*batch)
+        self.state = part if self.state is None else self.state + part
+
+    def settle(self) -> Tensor:
+        """The loss; its slope along the state is kept."""
+        assert self.state is not None
+        leaf = self.state.vector.detach().requires_grad_()
+        loss = self.loss_fn.settle(self.state.with_vector(leaf))
+        (self.slope,) = torch.autograd.grad(loss, leaf)
+        return loss.detach()
+
+    def share(self, _: int, *batch: Any) -> Tensor:
+        """What has the loss's gradient, for the samples of one micro-batch."""
+        return (self.loss_fn.measure(*batch).vector * self.slope).sum()
+
+
+class _Scores:
+    """The whole batch by its samples' scores, of which every micro-batch has some."""
+
+    def __init__(self, loss_fn: RankingLoss) -> None:
+        self.loss_fn = loss_fn
+        self.parts: list[Rows] = []
+
+    def add(self, *batch: Any) -> None:
+        self.parts.append(self.loss_fn.rows(*batch))
+
+    def settle(self) -> Tensor:
+        """The loss; its slopes along the scores are kept, and nothing else."""
+        whole = Rows.join(self.parts)
+        leaf = whole.scores.detach().requires_grad_()
+        loss = self.loss_fn.settle_rows(whole._replace(scores=leaf))
+        (slope,) = torch.autograd.grad(loss, leaf)
+        self.slopes = torch.split(slope, [part.scores.shape[-1] for part in self.parts], dim=-1)
+        self.parts = []
+        return loss.detach()
+
+    def share(self, i: int, *batch: Any) -> Tensor:
+        """What has the loss's gradient, for the samples of one micro-batch."""
+        return (self.loss_fn.rows(*batch).scores * self.slopes[i]).sum()
 
 
 def _call(model: nn.Module, batch: Any) -> tuple[Any, ...]:
@@ -80,10 +150,48 @@ def _call(model: nn.Module, batch: Any) -> tuple[Any, ...]:
     return (model(*input) if isinstance(input, tuple | list) else model(input)), *rest
 
 
-def _quiet(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
+@contextmanager
+def _buffers_restored(model: nn.Module) -> Iterator[None]:
+    """Put the buffers back as they were, whatever happens."""
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        yield
+    finally:
+        for name, buffer in model.named_buffers():
+            buffer.copy_(before[name])
+
+
+@contextmanager
+def _deferred(model: Any) -> Iterator[None]:
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def _quiet(model: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
     """Keep a distributed model from synchronising before the last micro-batch."""
     no_sync: Any = getattr(model, "no_sync", None)
-    return nullcontext() if last or no_sync is None else no_sync()
+    if last:
+        return nullcontext()
+    if no_sync is not None:
+        return no_sync()
+    return _deferred(model) if hasattr(model, "set_requires_gradient_sync") else nullcontext()  # FSDP2
+
+
+def _fingerprint(batch: Any) -> tuple[str, ...]:
+    """Enough to tell whether the same batch comes again."""
+    input, *rest = batch
+    values = input.values() if isinstance(input, dict) else input if isinstance(input, tuple | list) else (input,)
+    prints = []
+    for tensor in (*values, *rest):
+        if isinstance(tensor, Tensor):
+            flat = tensor.detach().double().flatten()
+            # places count, and so does text: NaN is not equal to itself
+            mark = flat @ torch.linspace(1, 2, flat.numel(), dtype=flat.dtype, device=flat.device)
+            prints.append(f"{tuple(tensor.shape)} {mark.item()}")
+    return tuple(prints)
 
 
 def _random_state(model: nn.Module) -> tuple[Tensor, dict[int, Tensor]]:

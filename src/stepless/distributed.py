@@ -6,10 +6,13 @@ finishes the same loss from the same global state.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from stepless.state import State
 
@@ -26,65 +29,126 @@ def world_size(group: Any = None) -> int:
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
-class StateReducer(Joinable):
+class StateReducer:
     """Adds states over the ranks of a process group.
 
     The value is the global state. The gradient is the local one: a rank can only move its own scores. `DistributedData\
 Parallel` averages the ranks' gradients where a sum is wanted, so with ``gradients="mean"`` the gradient, and not the
     value, is multiplied by the number of ranks.
 
-    Ranks with different numbers of batches: pass this object to torch's ``Join`` beside the model, as in
-    ``with Join([ddp_model, loss_fn.reducer])``; ranks that are done then add zeros.
+    Ranks with different numbers of batches: train inside ``with loss_fn.reducer.join(ddp_model):``.
     """
 
     def __init__(self, group: Any = None, gradients: Gradients = "mean") -> None:
-        super().__init__()
         if gradients not in ("mean", "sum"):
             raise ValueError(
                 f'gradients must be "mean" (DDP averages them over the ranks) or "sum"; got {gradients!r}.'
             )
         self.group = group
         self.gradients = gradients
-        self._shape: tuple[int, torch.dtype, torch.device] | None = None
+        self._last: Tensor | None = None
 
     def __call__(self, state: State) -> State:
         """The state of all ranks' batches together."""
         ranks = world_size(self.group)
         if ranks == 1:
             return state
-        if dist.is_available():
-            Join.notify_join_context(self)
         local = state.vector
-        self._shape = (local.numel(), local.dtype, local.device)
         total = local.detach().clone()
         dist.all_reduce(total, group=self.group)
+        self._last = total
         scale = float(ranks) if self.gradients == "mean" else 1.0
-        return state.with_vector(local * scale + (total - local * scale).detach())
+        # a difference of equals is exactly 0, so the value is the total and nothing is rounded
+        return state.with_vector(total + (local - local.detach()) * scale)
 
-    def join_hook(self, **_: Any) -> JoinHook:
-        """What torch's ``Join`` calls on a rank that has no batches left."""
-        return _AddZeros(self)
+    def join(self, model: Any, **options: Any) -> AbstractContextManager[Any]:
+        """Let ranks run out of batches at different times: they add nothing, and wait for the others.
+
+        torch's ``Join`` knows what `DistributedDataParallel` sends, and so what a rank without batches must send in its
+        place. The loss sends its sums between the model's forward and its backward, so one ``Join`` has to know both.
+
+        Args:
+            model: A `DistributedDataParallel`; every forward of it is followed by one forward of the loss.
+            options: Those of ``torch.distributed.algorithms.Join``, such as ``throw_on_early_termination=True``.
+
+        Example:
+            >>> StateReducer().join(torch.nn.Linear(3, 1))
+            Traceback (most recent call last):
+            TypeError: model must be a DistributedDataParallel, whose ranks can join; got Linear.
+        """
+        if not dist.is_available() or not isinstance(model, DistributedDataParallel):
+            raise TypeError(
+                f"model must be a DistributedDataParallel, whose ranks can join; got {type(model).__name__}."
+            )
+        if self.gradients == "mean" and not options.get("divide_by_initial_world_size", True):
+            raise ValueError(
+                "divide_by_initial_world_size=False divides by the ranks that are left, but the loss is that of all"
+                " ranks' batches together, whose gradient is a sum; leave it out."
+            )
+        return Join([_JoinedModel(model, self)], **options)
+
+    def add_nothing(self) -> None:
+        """Take part in an all-reduce for a rank that has no batches left."""
+        if self._last is None:
+            raise RuntimeError(
+                "a rank without a single batch cannot join, because it does not know the size of the state; give it one"
+                " batch at least, which may have no rows."
+            )
+        dist.all_reduce(torch.zeros_like(self._last), group=self.group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None}
+
+
+class _JoinedModel(Joinable):
+    """A model and its loss, as one thing to `Join`."""
+
+    def __init__(self, model: Any, reducer: StateReducer) -> None:
+        self.model, self.reducer = model, reducer
+
+    @property
+    def _join_config(self) -> Any:
+        return self.model._join_config  # `Join` sets it here, and the model reads it there
+
+    @_join_config.setter
+    def _join_config(self, config: Any) -> None:
+        self.model._join_config = config
+
+    def join_hook(self, **options: Any) -> JoinHook:
+        return _JoinedHook(self.model, self.model.join_hook(**options), self.reducer)
 
     @property
     def join_device(self) -> torch.device:
-        """The device of the sums."""
-        return self._shape[2] if self._shape else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return self.model.join_device
 
     @property
     def join_process_group(self) -> Any:
-        """The ranks."""
-        return self.group if self.group is not None else dist.group.WORLD
+        return self.model.join_process_group
 
 
-class _AddZeros(JoinHook):
-    def __init__(self, reducer: StateReducer) -> None:
-        self.reducer = reducer
+class _JoinedHook(JoinHook):
+    """What a rank without batches does for each batch of the others."""
+
+    def __init__(self, model: DistributedDataParallel, hook: Any, reducer: StateReducer) -> None:
+        self.model, self.hook, self.reducer = model, hook, reducer
 
     def main_hook(self) -> None:
-        if self.reducer._shape is None:
-            raise RuntimeError("a rank without a single batch cannot join: it does not know the size of the state.")
-        size, dtype, device = self.reducer._shape
-        dist.all_reduce(torch.zeros(size, dtype=dtype, device=device), group=self.reducer.group)
+        name = "_check_global_requires_backward_grad_sync"  # what a forward sends last, and a backward has not begun
+        inner = getattr(self.model, name)
+
+        def forward_then_loss(**joined: Any) -> Any:
+            answer = inner(**joined)
+            self.reducer.add_nothing()
+            return answer
+
+        setattr(self.model, name, forward_then_loss)
+        try:
+            self.hook.main_hook()
+        finally:
+            delattr(self.model, name)
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        self.hook.post_hook(is_last_joiner)
 
 
 def make_reducer(sync: Any, gradients: Gradients) -> StateReducer | None:
@@ -93,6 +157,10 @@ def make_reducer(sync: Any, gradients: Gradients) -> StateReducer | None:
         return None
     if sync is None or sync is True:
         return StateReducer(None, gradients)
+    if dist.is_available() and sync == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            "sync is a process group that this rank is no member of; pass it sync=False, or the group it belongs to."
+        )
     if not dist.is_available() or not isinstance(sync, dist.ProcessGroup):
         raise TypeError(f"sync must be True, False, None or a process group; got {sync!r}.")
     return StateReducer(sync, gradients)
