@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import stepless as sl
 
@@ -9,6 +11,11 @@ import stepless as sl
 def draw(rows=64, seed=0, rate=0.1):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, generator=generator, dtype=torch.float64), torch.rand(rows, generator=generator) < rate
+
+
+def learn(loss_fn, logits, target):
+    """The gradient of one training batch."""
+    return torch.autograd.grad(loss_fn(logits, target), logits)[0]
 
 
 def test_the_first_batch_has_nothing_to_remember():
@@ -53,6 +60,98 @@ def test_the_gradient_is_scaled_to_all_that_is_counted():
     mean = torch.cat(parts) / 64
     assert torch.cosine_similarity(mean, whole, 0) > 0.999
     assert mean.norm() == pytest.approx(whole.norm().item(), rel=0.05)
+
+
+@pytest.mark.parametrize("batches", [4, 64, 2048])
+def test_a_longer_memory_asks_for_no_other_learning_rate(batches):
+    """Without the scale, the gradient of a batch among many would be that many times smaller."""
+    loss_fn, (logits, target) = sl.MetricLoss("f1", memory=sl.Memory(batches)), draw(rate=0.3)
+    logits.requires_grad_()
+    alone = learn(sl.MetricLoss("f1"), logits, target)
+    for _ in range(20):  # the same batch over and over: past and present agree
+        torch.testing.assert_close(learn(loss_fn, logits, target), alone)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32 - 1), st.lists(st.integers(1, 9), min_size=1, max_size=12), st.floats(1, 100))
+def test_what_is_remembered_is_the_decayed_sum(seed, rows, batches):
+    loss_fn, plain, expected = sl.MetricLoss("mcc", memory=sl.Memory(batches)), sl.MetricLoss("mcc"), 0
+    for i, n in enumerate(rows):
+        batch = draw(n, seed + i, rate=0.5)
+        loss_fn(*batch)
+        expected = (1 - 1 / batches) * (expected + plain.measure(*batch).vector)
+    torch.testing.assert_close(loss_fn.remembered, expected)
+
+
+def test_one_batch_remembered_is_no_memory():
+    loss_fn = sl.MetricLoss("f1", memory=sl.Memory(1))
+    for seed in range(3):
+        batch = draw(seed=seed)
+        torch.testing.assert_close(loss_fn(*batch), sl.MetricLoss("f1")(*batch))
+
+
+def test_labels_are_remembered_each_by_itself():
+    """As many binary losses, each with a memory of its own."""
+    generator = torch.Generator().manual_seed(0)
+    rates = torch.tensor([0.5, 0.1, 0.01])
+    loss_fn = sl.MetricLoss("f1", task="multilabel", memory=sl.Memory(16))
+    each = [sl.MetricLoss("f1", memory=sl.Memory(16)) for _ in rates]
+    for _ in range(5):
+        logits = torch.randn(32, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+        target = torch.rand(32, 3, generator=generator) < rates
+        alone = sum(one(logits[:, i], target[:, i]) for i, one in enumerate(each)) / 3
+        together = loss_fn(logits, target)
+        torch.testing.assert_close(together, alone)
+        torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (together, alone)))
+
+
+def test_a_label_that_is_ignored_does_not_silence_the_others():
+    """What a batch stands for is counted over all labels, not by the first one, which may be absent."""
+    (logits, target), decay = (t.reshape(-1, 2) for t in draw(256, rate=0.3)), sl.Memory(16).decay
+    logits = logits[64:].requires_grad_()
+    grads = []
+    for given_up in (False, True):
+        labels = target.long()
+        labels[64:, 0] = -1 if given_up else labels[64:, 0]
+        loss_fn = sl.MetricLoss("f1", task="multilabel", ignore_index=-1, memory=sl.Memory(16))
+        loss_fn(*(t.reshape(-1, 2)[:64] for t in (draw(256, rate=0.3)[0], labels)))
+        grads.append(learn(loss_fn, logits, labels[64:])[:, 1])
+    # 64 rows then and 64 now: of two labels then and now, or of two then and one now
+    torch.testing.assert_close(grads[1], grads[0] * (1 + 2 * decay) / (1 + decay))
+
+
+def test_a_batch_of_nan_is_not_remembered():
+    """Autocast overflows now and then, and its scaler skips that step; the memory must not carry it on."""
+    loss_fn, nan = sl.MetricLoss("f1", memory=sl.Memory()), torch.full((64,), torch.nan, dtype=torch.float64)
+    assert loss_fn(nan, draw()[1]).isnan(), "it is said once"
+    assert not loss_fn.remembered.any()
+    loss_fn(*draw())
+    before = loss_fn.remembered.clone()
+    loss_fn(nan, draw()[1])
+    assert torch.equal(loss_fn.remembered, before)
+    assert loss_fn(*draw()).isfinite()
+
+
+def test_it_stays_where_it_is():
+    """A CUDA graph reads and writes fixed addresses; and of a loss that grows with time there is no trace."""
+    loss_fn = sl.MetricLoss("f1", memory=sl.Memory())
+    loss_fn(*draw())
+    address, size = loss_fn.remembered.data_ptr(), loss_fn.remembered.numel()
+    for seed in range(5):
+        loss_fn(*draw(seed=seed))
+    assert (loss_fn.remembered.data_ptr(), loss_fn.remembered.numel()) == (address, size)
+    assert not loss_fn.remembered.requires_grad
+
+
+@pytest.mark.full
+def test_it_moves_in_compiled_code():
+    loss_fn, eager = (sl.MetricLoss("f1", memory=sl.Memory(8)) for _ in range(2))
+    compiled = torch.compile(loss_fn, backend="aot_eager")
+    for seed in range(3):
+        logits, target = draw(seed=seed)
+        logits.requires_grad_()
+        torch.testing.assert_close(learn(compiled, logits, target), learn(eager, logits, target))
+    torch.testing.assert_close(loss_fn.remembered, eager.remembered)
 
 
 def test_evaluation_neither_reads_nor_moves_it():
