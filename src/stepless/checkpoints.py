@@ -1,0 +1,104 @@
+"""A training run's state in one file, written whole or not at all, and read back only for the same run.
+
+The file is safetensors, which holds numbers and text and can run no code. It carries the fingerprint of the run that
+wrote it and a hash of its own tensors, so that neither another run's file nor a damaged one is taken for ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import safetensors
+    import safetensors.torch
+except ModuleNotFoundError as error:
+    if error.name != "safetensors":
+        raise
+    raise ModuleNotFoundError(
+        'checkpoints need safetensors: pip install "stepless[sklearn]"', name="safetensors"
+    ) from None
+
+_FORMAT = "stepless checkpoint 1"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be resumed: damaged, foreign, or of another run."""
+
+
+def fingerprint(texts: Iterable[str], tensors: Iterable[Tensor | None]) -> str:
+    """A hash that differs for another task: of settings as text, and of data.
+
+    >>> fingerprint(["f1"], [torch.ones(2)]) == fingerprint(["f1"], [torch.ones(3)])
+    False
+    """
+    found = hashlib.sha256()
+    for text in texts:
+        found.update(f"{len(text)}:{text}".encode())
+    for tensor in tensors:
+        if tensor is None:
+            found.update(b"none")
+        else:
+            found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            found.update(_bytes(tensor))
+    return found.hexdigest()
+
+
+def write_checkpoint(path: Path, run: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Replace the file at ``path`` by one rename, so that a kill at any moment leaves the old one or the new one."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    head = {"format": _FORMAT, "run": run, "sha256": _digest(plain, facts), "facts": json.dumps(facts)}
+    data = safetensors.torch.save(plain, metadata=head)
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    if os.name == "posix":  # the rename itself must outlive a loss of power
+        handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def read_checkpoint(path: Path, run: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Tensors and facts of the run's own checkpoint; None where there is no file."""
+    if not path.exists():
+        return None
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            head = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        facts = json.loads(head.get("facts", "{}"))
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{path} is no checkpoint, or a damaged one ({error}). {_WAY_OUT}") from None
+    if head.get("format") != _FORMAT:
+        raise CheckpointError(f"{path} is not a checkpoint of this version of stepless. {_WAY_OUT}")
+    if head.get("sha256") != _digest(tensors, facts):
+        raise CheckpointError(f"{path} is damaged: what it holds is not what was written. {_WAY_OUT}")
+    if head.get("run") != run:
+        raise CheckpointError(
+            f"{path} belongs to another training run: data, settings or random_state differ. {_WAY_OUT}"
+        )
+    return tensors, facts
+
+
+_WAY_OUT = "Delete it to start afresh, or give another path."
+
+
+def _digest(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
+    names = sorted(tensors)
+    return fingerprint([json.dumps(facts, sort_keys=True), *names], [tensors[name] for name in names])
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""

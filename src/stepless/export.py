@@ -1,0 +1,445 @@
+"""`to_onnx`: a whole model as one ONNX graph, from the columns of a table to labels.
+
+Preprocessing, every member, the mean, the calibration and the threshold or offsets are in the graph, in the order and
+the precision in which `Model` computes them: float64, but for nets that a user's factory made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from stepless.calibration import BEND, CAP, LARGEST_SCORE, STRAIGHT, Calibration, Curve, Curves, Temperature
+from stepless.columns import LIMIT, AsIs, Category, Number
+from stepless.frames import Table
+from stepless.members import FactoryMember, Member, NetMember
+from stepless.model import Model
+from stepless.preprocessing import Features
+
+try:
+    import onnx
+    from onnx import TensorProto, compose, helper, inliner, numpy_helper
+except ModuleNotFoundError as error:
+    if error.name != "onnx":
+        raise
+    raise ModuleNotFoundError('exporting to ONNX needs onnx: pip install "stepless[onnx]"', name="onnx") from None
+
+Array = NDArray[Any]
+
+#: What every graph gives.
+OUTPUTS = ("label", "probabilities", "decision")
+#: The versions of the operators used; onnxruntime runs them from 1.14 on.
+OPSETS = {"": 18, "ai.onnx.ml": 3}
+_IR_VERSION = 8
+
+
+def to_onnx(model: Model, path: str | os.PathLike[str]) -> None:
+    """Write a model as an ONNX file that needs nothing but an ONNX runtime to say the same labels.
+
+    Inputs: a model of numbers alone takes ``X``, ``(N, columns)`` of double with NaN for missing. Any other takes an
+    input for each column, named after it, ``(N, 1)`` of double or of string, where the empty text stands for missing
+    (`feed` makes these from a table; the file's metadata lists them). Outputs: ``label``, ``probabilities`` and
+    ``decision``, as `Model` gives them.
+
+    Args:
+        model: What to write.
+        path: The file. It is replaced as a whole: a failure leaves it as it was.
+
+    Example:
+        >>> to_onnx(model, "model.onnx")  # doctest: +SKIP
+        >>> onnxruntime.InferenceSession("model.onnx").run(["label"], feed(model.features, table))  # doctest: +SKIP
+    """
+    data = make_graph(model).SerializeToString()
+    target = Path(path)
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, target)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def feed(features: Features, table: Table) -> dict[str, Array]:
+    """The inputs of an exported graph for the rows of a table, by name, for onnxruntime's ``run``.
+
+    Args:
+        features: The model's.
+        table: The rows.
+    """
+    features.check(table)
+    names = input_names(features)
+    if _all_numbers(features):
+        return {names[0]: np.asarray(table.matrix(), np.float64)}
+    inputs: dict[str, Array] = {}
+    for i, (name, column) in enumerate(zip(names, features.columns, strict=True)):
+        if isinstance(column, Category):
+            values: Array = np.array([missing_text(column) if v is None else v for v in table.text(i)], object)
+        elif table.kinds[i] == "number":
+            values = table.column(i).astype(np.float64)
+        else:
+            raise ValueError(f"{table.label(i)} held numbers when the model was fitted; got text.")
+        inputs[name] = values[:, None]
+    return inputs
+
+
+def input_names(features: Features) -> tuple[str, ...]:
+    """The names of an exported graph's inputs: ``X`` alone, or the columns', but for names the graph cannot have."""
+    if _all_numbers(features):
+        return ("X",)
+    given = features.names or [f"x{i}" for i in range(len(features.columns))]
+    taken, names = {*OUTPUTS, *given, ""}, []
+    for i, name in enumerate(given):
+        new = name
+        if name in (*OUTPUTS, ""):
+            new = f"column {i}"
+            while new in taken:
+                new += "_"
+            taken.add(new)
+        names.append(new)
+    return tuple(names)
+
+
+def missing_text(column: Category) -> str:
+    """The text that stands for missing in a column of categories: empty, unless that is one of its levels."""
+    text = ""
+    while text in column.levels:
+        text = f"<missing{text}>"
+    return text
+
+
+def make_graph(model: Model) -> onnx.ModelProto:
+    """The graph of a model, checked."""
+    features = model.features
+    names = input_names(features)
+    graph = _Graph({*names, *OUTPUTS})
+    matrix = _features(graph, features, names)
+    score = _mean_score(graph, matrix, model)
+    probability = _probability(graph, score, model.calibration, model.outputs)
+    outputs = _decide(graph, probability, model)
+    proto = helper.make_model(
+        helper.make_graph(graph.nodes, "stepless", _inputs(features, names), outputs, graph.initializers),
+        opset_imports=[helper.make_opsetid(domain, version) for domain, version in OPSETS.items()],
+        ir_version=_IR_VERSION,
+        producer_name="stepless",
+        producer_version=model.versions.get("stepless", ""),
+    )
+    helper.set_model_props(proto, _about(model, names))
+    onnx.checker.check_model(proto, full_check=True)
+    return proto
+
+
+def _about(model: Model, names: tuple[str, ...]) -> dict[str, str]:
+    missing = {
+        name: missing_text(column)
+        for name, column in zip(names, model.features.columns, strict=False)
+        if isinstance(column, Category)
+    }
+    facts = {"classes": model.classes.tolist(), "threshold": model.threshold, "missing_text": missing}
+    return {"task": model.task, "metric": model.metric} | {k: json.dumps(v, default=str) for k, v in facts.items()}
+
+
+class _Graph:
+    """Nodes in order, and the numbers they use; every value has a name of its own."""
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+        self._taken = set(taken)
+
+    def name(self, stem: str) -> str:
+        place = len(self._taken)
+        while (name := f"{stem}_{place}") in self._taken:
+            place += 1
+        self._taken.add(name)
+        return name
+
+    def constant(self, value: Any) -> str:
+        """A number (float64 if it is Python's) or an array, as a value of the graph."""
+        name, array = self.name("constant"), np.asarray(value)
+        if array.dtype.kind in "UT":
+            array = array.astype(object)
+        self.initializers.append(numpy_helper.from_array(array, name))
+        return name
+
+    def add(self, op: str, *inputs: Any, result: str | None = None, domain: str = "", **attributes: Any) -> str:
+        """One operation on values (by name) and constants (as they are); the name of its result."""
+        names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
+        result = result or self.name(op)
+        self.nodes.append(helper.make_node(op, names, [result], self.name("node"), domain=domain, **attributes))
+        return result
+
+    def chain(self, value: str, *steps: tuple[str, Any]) -> str:
+        """One operation after the other, each with a constant on its right."""
+        for op, constant in steps:
+            value = self.add(op, value, constant)
+        return value
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Preprocessing
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _all_numbers(features: Features) -> bool:
+    return not any(isinstance(column, Category) for column in features.columns)
+
+
+def _inputs(features: Features, names: tuple[str, ...]) -> list[onnx.ValueInfoProto]:
+    if _all_numbers(features):
+        return [helper.make_tensor_value_info(names[0], TensorProto.DOUBLE, ["rows", len(features.columns)])]
+    kinds = [TensorProto.STRING if isinstance(c, Category) else TensorProto.DOUBLE for c in features.columns]
+    return [helper.make_tensor_value_info(n, kind, ["rows", 1]) for n, kind in zip(names, kinds, strict=True)]
+
+
+def _features(graph: _Graph, features: Features, names: tuple[str, ...]) -> str:
+    """The float32 matrix ``(N, width)``: numbers, then flags, then categories, and at last each where it belongs."""
+    blocks: list[str] = []
+    places: list[int] = []
+    starts = np.cumsum([0, *(column.width for column in features.columns)])
+    for kind, write in ((Number, _numbers), (AsIs, _as_they_are)):
+        chosen = [i for i, column in enumerate(features.columns) if isinstance(column, kind)]
+        if chosen:
+            values = graph.add("Gather", names[0], np.array(chosen), axis=1) if _all_numbers(features) else None
+            values = values or _joined(graph, [names[i] for i in chosen])
+            blocks += write(graph, values, [features.columns[i] for i in chosen])
+            places += [int(starts[i]) for i in chosen]
+            places += [int(starts[i]) + 1 for i in chosen if getattr(features.columns[i], "flag", False)]
+    for i, column in enumerate(features.columns):
+        if isinstance(column, Category) and column.width:
+            blocks.append(_category(graph, names[i], column))
+            places += range(starts[i], starts[i + 1])
+    return graph.add("Gather", _joined(graph, blocks), np.argsort(places), axis=1)
+
+
+def _joined(graph: _Graph, values: list[str]) -> str:
+    return graph.add("Concat", *values, axis=1) if len(values) > 1 else values[0]
+
+
+def _numbers(graph: _Graph, values: str, columns: list[Any]) -> list[str]:
+    mean, scale, fill = (np.array([[getattr(c, name) for c in columns]]) for name in ("mean", "scale", "fill"))
+    missing = graph.add("IsNaN", values)
+    filled = graph.add("Where", missing, fill, values)
+    standard = graph.chain(filled, ("Sub", mean), ("Div", scale), ("Max", -LIMIT), ("Min", LIMIT))
+    blocks = [graph.add("Cast", standard, to=TensorProto.FLOAT)]
+    flagged = np.flatnonzero([c.flag for c in columns])
+    if len(flagged):
+        flags = graph.add("Gather", missing, flagged, axis=1)
+        blocks.append(graph.add("Cast", flags, to=TensorProto.FLOAT))
+    return blocks
+
+
+def _as_they_are(graph: _Graph, values: str, columns: list[Any]) -> list[str]:
+    return [graph.add("Cast", values, to=TensorProto.FLOAT)]
+
+
+def _category(graph: _Graph, value: str, column: Category) -> str:
+    """A 0/1 column for each level, the others and missing: the number of the text's column, compared with each."""
+    unseen = len(column.levels) if column.other else -1
+    missing = len(column.levels) + column.other if column.missing else unseen
+    keys, codes = [*column.levels, missing_text(column)], [*range(len(column.levels)), missing]
+    code = graph.add(
+        "LabelEncoder", value, domain="ai.onnx.ml", keys_strings=keys, values_int64s=codes, default_int64=unseen
+    )
+    return graph.add("Cast", graph.add("Equal", code, np.arange(column.width)[None]), to=TensorProto.FLOAT)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Members
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _mean_score(graph: _Graph, matrix: str, model: Model) -> str:
+    """The score ``(N, outputs)``: logit or logarithm of the mean probability, as `stepless.model.mean_score` has it."""
+    values, weights = [], []
+    for member, weight in zip(model.members, model.weights, strict=True):
+        if weight > 0:
+            logits, n = _logits(graph, matrix, member)
+            values.append(logits)
+            weights += [weight / n] * n
+    logits = graph.add("Concat", *values, axis=0)
+    weight_of = np.array(weights)[:, None, None]
+    if model.task == "multiclass":
+        return _log_mean(graph, graph.add("LogSoftmax", logits, axis=-1), weight_of)
+    # log σ(x) = min(x, 0) − log(1 + exp(−|x|)), and log σ(−x) likewise
+    rest = graph.add("Log", graph.add("Add", graph.add("Exp", graph.add("Neg", graph.add("Abs", logits))), 1.0))
+    sides = [graph.add("Sub", graph.add("Min", x, 0.0), rest) for x in (logits, graph.add("Neg", logits))]
+    return graph.add("Sub", *(_log_mean(graph, side, weight_of) for side in sides))
+
+
+def _log_mean(graph: _Graph, logs: str, weights: Array) -> str:
+    largest = graph.add("ReduceMax", logs, np.array([0]), keepdims=1)
+    shares = graph.add("Mul", graph.add("Exp", graph.add("Sub", logs, largest)), weights)
+    mean = graph.add("Log", graph.add("ReduceSum", shares, np.array([0]), keepdims=0))
+    return graph.add("Add", graph.add("Squeeze", largest, np.array([0])), mean)
+
+
+def _logits(graph: _Graph, matrix: str, member: Member) -> tuple[str, int]:
+    """Logits ``(n, N, outputs)`` in float64, and n."""
+    if isinstance(member, NetMember):
+        return _net(graph, matrix, member), member.n
+    if isinstance(member, FactoryMember):
+        return _factory_nets(graph, matrix, member), len(next(iter(member.tensors.values())))
+    raise ValueError(f"members that go to ONNX are nets; got one of kind {member.kind!r}. Save the model instead.")
+
+
+def _net(graph: _Graph, matrix: str, member: NetMember) -> str:
+    """Batched products over nets; the weights stay float32 in the file and become float64 where they are used."""
+    x = graph.add("Cast", matrix, to=TensorProto.DOUBLE)
+    layers = len(member.architecture.layers)
+    for i in range(layers):
+        weight, bias = (
+            graph.add("Cast", member.tensors[f"{name}.{i}"].numpy(), to=TensorProto.DOUBLE)
+            for name in ("weights", "biases")
+        )
+        x = graph.add("Add", graph.add("MatMul", x, weight), bias)
+        x = graph.add("Relu", x) if i < layers - 1 else x
+    return x
+
+
+class _Stack(nn.Module):
+    """The nets of a factory side by side, logits ``(n, N, outputs)``."""
+
+    def __init__(self, member: FactoryMember) -> None:
+        super().__init__()
+        self.outputs = member.outputs
+        nets = [member.build() for _ in next(iter(member.tensors.values()))]
+        for place, net in enumerate(nets):
+            net.load_state_dict({name: tensor[place] for name, tensor in member.tensors.items()})
+        self.nets = nn.ModuleList(nets)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([net(x).reshape(len(x), self.outputs) for net in self.nets])
+
+
+def _factory_nets(graph: _Graph, matrix: str, member: FactoryMember) -> str:
+    """A factory's nets as torch exports them, joined to the graph."""
+    stack, rows = _Stack(member).eval(), torch.export.Dim("rows")
+    try:
+        program = torch.onnx.export(
+            stack, (torch.zeros(3, member.inputs),), dynamo=True, opset_version=OPSETS[""], verbose=False,
+            dynamic_shapes=({0: rows},),
+        )  # fmt: skip
+    except Exception as error:
+        name, reason = type(stack.nets[0]).__name__, str(error).strip().splitlines()[0]
+        raise ValueError(f"torch cannot export a net of the factory ({name}) to ONNX: {reason}") from error
+    assert program is not None
+    exported = compose.add_prefix(inliner.inline_local_functions(program.model_proto), graph.name("nets") + "/")
+    part = exported.graph
+    graph.nodes.append(helper.make_node("Identity", [matrix], [part.input[0].name]))
+    graph.nodes.extend(part.node)
+    graph.initializers.extend(part.initializer)
+    return graph.add("Cast", part.output[0].name, to=TensorProto.DOUBLE)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Probabilities and decisions
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _probability(graph: _Graph, score: str, calibration: Calibration, outputs: int) -> str:
+    """Calibrated probabilities ``(N, outputs)``, operation by operation as `stepless.calibration` computes them."""
+    plain = getattr(calibration, "plain", calibration)
+    score = graph.chain(score, ("Max", -LARGEST_SCORE), ("Min", LARGEST_SCORE))
+    if isinstance(plain, Temperature):
+        return _softmax(graph, score, plain.temperature)
+    if isinstance(plain, Curve):
+        return _sigmoid(graph, score, (plain,) * outputs)
+    if isinstance(plain, Curves):
+        return _sigmoid(graph, score, plain.curves)
+    raise ValueError(f"this calibration cannot go to ONNX: {type(calibration).__name__}.")
+
+
+def _sigmoid(graph: _Graph, score: str, curves: tuple[Curve, ...]) -> str:
+    above = graph.chain(score, ("Sub", BEND), ("Max", 0.0))
+    below = graph.chain(graph.add("Sub", -BEND, score), ("Max", 0.0))
+    far = [graph.add("Mul", BEND, graph.add("Div", x, graph.add("Add", x, BEND))) for x in (above, below)]
+    s = graph.chain(score, ("Max", -BEND), ("Min", BEND))
+    s = graph.add("Sub", graph.add("Add", s, far[0]), far[1])
+    z = graph.constant(np.array([[curve.logits[0] for curve in curves]]))
+    for piece in range(max(len(curve.slopes) for curve in curves)):
+        # a curve of fewer pieces adds 0
+        start, width, slope = (
+            np.array([row])
+            for row in zip(
+                *(
+                    (c.points[piece], c.points[piece + 1] - c.points[piece], c.slopes[piece])
+                    if piece < len(c.slopes)
+                    else (0.0, 0.0, 0.0)
+                    for c in curves
+                ),
+                strict=True,
+            )
+        )
+        z = graph.add("Add", z, graph.chain(s, ("Sub", start), ("Max", 0.0), ("Min", width), ("Mul", slope)))
+    return graph.add("Div", 1.0, graph.add("Add", 1.0, graph.add("Exp", graph.add("Neg", z))))
+
+
+def _softmax(graph: _Graph, score: str, temperature: float) -> str:
+    last, room = np.array([-1]), CAP - STRAIGHT
+    behind = graph.add("Sub", graph.add("ReduceMax", score, last, keepdims=1), score)
+    behind = graph.add("Div", behind, temperature)
+    beyond = graph.chain(behind, ("Sub", STRAIGHT), ("Max", 0.0))
+    far = graph.add("Mul", room, graph.add("Div", beyond, graph.add("Add", beyond, room)))
+    z = graph.add("Sub", graph.add("Neg", graph.add("Min", behind, STRAIGHT)), far)
+    total = graph.add("ReduceSum", graph.add("Exp", z), last, keepdims=1)
+    return graph.add("Exp", graph.add("Sub", z, graph.add("Log", total)))
+
+
+def _decide(graph: _Graph, probability: str, model: Model) -> list[onnx.ValueInfoProto]:
+    """Adds the three outputs, and describes them."""
+    label, probabilities, decision = OUTPUTS
+    threshold = np.asarray(model.threshold, np.float64)
+    width, labels = len(model.classes), _label_array(model)
+    if model.task == "binary":
+        other = graph.add("Sub", 1.0, probability)
+        both = (other, probability) if model.positive == 1 else (probability, other)
+        graph.add("Concat", *both, axis=1, result=probabilities)
+        graph.add("Sub", graph.add("Squeeze", probability, np.array([1])), threshold, result=decision)
+        places = np.array([1 - model.positive, model.positive])  # type: ignore[operator]
+        yes = graph.add("Cast", graph.add("GreaterOrEqual", decision, 0.0), to=TensorProto.INT64)
+        graph.add("Gather", labels[places], yes, axis=0, result=label)
+    elif model.task == "multilabel":
+        graph.add("Identity", probability, result=probabilities)
+        graph.add("Sub", probability, threshold, result=decision)
+        graph.add("Cast", graph.add("GreaterOrEqual", decision, 0.0), to=TensorProto.INT64, result=label)
+    else:
+        graph.add("Identity", probability, result=probabilities)
+        graph.add("Sub", graph.add("Log", probability), threshold, result=decision)
+        graph.add("Gather", labels, graph.add("ArgMax", decision, axis=1, keepdims=0), axis=0, result=label)
+    each = [width] if model.task == "multilabel" else []
+    kind = TensorProto.INT64 if model.task == "multilabel" else _tensor_type(labels)
+    return [
+        helper.make_tensor_value_info(label, kind, ["rows", *each]),
+        helper.make_tensor_value_info(probabilities, TensorProto.DOUBLE, ["rows", width]),
+        helper.make_tensor_value_info(
+            decision, TensorProto.DOUBLE, ["rows", *([] if model.task == "binary" else [width])]
+        ),
+    ]
+
+
+def _label_array(model: Model) -> Array:
+    """The classes as what ONNX has: text, int64, bool or float64."""
+    values = model.classes.tolist()
+    kinds = {type(value) for value in values}
+    types: dict[type, Any] = {str: object, int: np.int64, bool: np.bool_, float: np.float64}
+    fits = len(kinds) == 1 and kinds <= set(types)
+    if not fits or (kinds == {int} and not all(-(2**63) <= value < 2**63 for value in values)):
+        found = sorted(kind.__name__ for kind in kinds)
+        raise ValueError(f"labels that go to ONNX are text, int64, bool or float, all of one type; got {found}.")
+    return np.array(values, types[kinds.pop()])
+
+
+def _tensor_type(labels: Array) -> int:
+    return TensorProto.STRING if labels.dtype == object else int(helper.np_dtype_to_tensor_dtype(labels.dtype))
