@@ -17,7 +17,7 @@ from stepless import confusion
 from stepless.averaging import Average, evaluate, undefined
 from stepless.confusion import Cuts, Overlap, Unit
 from stepless.formula import resolve
-from stepless.numerics import Array, as_tuple, ratio, unstack
+from stepless.numerics import Array, as_tuple, ratio
 from stepless.ranking import Ranking, find_ranking, score_ranking
 from stepless.registry import Metric
 from stepless.steps import Hard, Step
@@ -49,7 +49,7 @@ class Path:
 
     def tally(self, batch: Batch, step: Step, metrics: tuple[Metric, ...]) -> Tensor:
         """The sums that `scores` needs: the counts, or where units are scored by themselves, sums of their scores."""
-        table = self._count(batch, step, metrics)
+        table = self.count(batch, step, metrics)
         if self.unit == "batch":
             return table
         weight = confusion.unit_weight(batch, self.unit)
@@ -61,18 +61,18 @@ class Path:
         It is arithmetic on the sums, whatever array holds them, with any number of leading axes.
         """
         if self.unit != "batch":
-            return unstack(ratio(sums[..., ::2], sums[..., 1::2]))
+            # where no unit has a score, there is none: NaN for a metric that says so of what is undefined, otherwise 0
+            empty = [math.nan if math.isnan(metric.option("zero_division") or 0.0) else 0.0 for metric in metrics]
+            return tuple(ratio(sums[..., 2 * i], sums[..., 2 * i + 1], zero) for i, zero in enumerate(empty))
         unit = (..., 0, slice(None)) if self.average == "none" else (..., 0)
         scored = [self._evaluate(metric, sums, metrics)[unit] for metric in metrics]
         if sums.shape[-4] == 1:
             return tuple(score[..., 0, :] if self.average == "none" else score[..., 0] for score in scored)
         return tuple(score.mean(-2 if self.average == "none" else -1) for score in scored)
 
-    def size(self, sums: Tensor, metrics: tuple[Metric, ...]) -> Tensor:
-        """How many samples, by weight, the sums of `tally` count: units, a whole matrix, or the cells of one class."""
-        if self.unit != "batch":
-            return sums[1]
-        return (sums[0, 0] if self._needs_matrix(metrics) else sums[0, 0, 0]).sum()
+    def size(self, sums: Tensor) -> Tensor:
+        """How much the sums of `tally` count, by weight: units, or entries of a matrix or of all classes' cells."""
+        return sums[1] if self.unit != "batch" else sums[0, 0].sum()
 
     def hard_scores(
         self, input: Any, target: Any, metrics: tuple[Metric, ...], sample_weight: Any = None
@@ -87,7 +87,8 @@ class Path:
             )
             return self.scores(self.tally(batch, Hard(), metrics), metrics)
 
-    def _count(self, batch: Batch, step: Step, metrics: tuple[Metric, ...]) -> Tensor:
+    def count(self, batch: Batch, step: Step, metrics: tuple[Metric, ...]) -> Tensor:
+        """The counts of each threshold and unit: cells, or matrices where a metric reads them."""
         if self.task == "multiclass":
             decision = confusion.decide_class(batch, step, self.offsets).to(batch.dtype)
             if self._needs_matrix(metrics):
