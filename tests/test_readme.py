@@ -1,5 +1,6 @@
 """The documents keep their word: every Python block runs, and what they list is what there is."""
 
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
@@ -75,6 +76,14 @@ def test_design_lists_the_modules_in_the_layers_of_the_contract():
     for level, line in enumerate(layers, start=1):
         for module in re.findall(r"stepless\.(\w+)", line):
             assert written[module] == level, f"{module} is in layer {level} of the contract"
+
+
+def test_speed_tables_are_those_of_the_results():
+    spec = importlib.util.spec_from_file_location("render", ROOT / "benchmarks" / "speed" / "render.py")
+    render = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(render)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert render.replaced(text) == text, "run python benchmarks/speed/render.py"
 
 
 def test_citation_names_this_version():

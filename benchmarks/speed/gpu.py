@@ -119,6 +119,7 @@ def multiclass() -> dict[str, object]:
     runs = {
         "cross-entropy": step(F.cross_entropy, logits, target),
         "macro f1": step(sl.MetricLoss("f1", task="multiclass"), logits, target),
+        "mcc": step(sl.MetricLoss("mcc", task="multiclass"), logits, target),
     }
     peaks = {}
     for name, run in runs.items():
@@ -141,6 +142,8 @@ def agreement() -> dict[str, float]:
                 loss_fn = sl.MetricLoss(name, step=smooth, task=task)
                 logits = torch.randn(shape, device="cuda", requires_grad=True)
                 target = (torch.rand(shape, device="cuda") < 0.3).float()
+                way = loss_fn.path_for(logits, target)
+                assert way.startswith("triton"), way
                 fused = loss_fn(logits, target)
                 plain = loss_fn.finish(loss_fn.measure(logits, target))
                 a, b = (torch.autograd.grad(loss, logits)[0] for loss in (fused, plain))

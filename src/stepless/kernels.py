@@ -3,91 +3,39 @@
 From scores to loss is one autograd node here. The counting pass writes into a few buffers instead of making an array
 for each operation, and the small arithmetic from counts to loss runs as traced code on plain numbers, because torch
 spends microseconds on each scalar operation. The plain path is what this is tested against, and what runs whenever
-`is_fused` says no.
+`stepless.dispatch` says so.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import math
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stepless.confusion import cells
 from stepless.steps import Step
 from stepless.tasks import Batch
-from stepless.tracing import Differentiated, differentiated
+from stepless.tracing import Differentiated, differentiated, differentiated_classes, over_labels
 
 #: Scores in a block; see benchmarks/speed. Small blocks pay for the threads' meetings, large ones for fresh memory.
-BLOCK = 1 << 20
+BLOCK = 1 << 19
+#: Up to so many scores numpy does the arithmetic; torch would not use a second thread either.
+FEW = 1 << 13
+#: From so many labels on, their losses are computed together in numpy: below it costs more to call than to compute.
+_TOGETHER = 16
+#: Entries of a row that is spread over all others: shorter ones are repeated, because torch goes row by row.
+_WIDE = 1024
 
-
-def eager(*tensors: Tensor | None) -> bool:
-    """Whether plain eager code on the CPU is running: nothing compiles, captures or transforms it."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return False
-    return all(t is None or (t.is_cpu and type(t) in (Tensor, nn.Parameter)) for t in tensors)
-
-
-@lru_cache(maxsize=1)
-def triton_is_there() -> bool:
-    """Whether Triton can be imported; it comes with torch's CUDA builds."""
-    return importlib.util.find_spec("triton") is not None
-
-
-def is_on_cuda(input: Tensor, target: Tensor) -> bool:
-    """Whether the Triton modules may look at these tensors: plain eager code on CUDA, and Triton is there."""
-    return (
-        isinstance(input, Tensor)
-        and input.is_cuda
-        and input.dtype in (torch.float32, torch.float16, torch.bfloat16)
-        and input.numel() > 0
-        and isinstance(target, Tensor)
-        and target.is_cuda
-        and not target.requires_grad
-        and not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
-        and triton_is_there()
-    )
-
-
-def is_fused(batch: Batch) -> bool:
-    """Whether `fused_loss` can take this batch."""
-    return (
-        eager(batch.scores, batch.target, batch.weight, batch.mask)
-        and batch.dtype == batch.scores.dtype
-        and not batch.target.requires_grad
-        and (batch.weight is None or not batch.weight.requires_grad)
-    )
-
-
-Differentiate = Callable[[float, float, float, float], Differentiated]
+Differentiate = Callable[[Any, Any, Any, Any], Differentiated]
 
 #: Cells on which a traced formula is tried; the last have empty rows and columns.
 _PROBES = ((3.0, 1.0, 2.0, 4.0), (50.5, 0.25, 7.0, 1.0), (0.0, 0.0, 2.0, 5.0), (2.0, 3.0, 0.0, 0.0))
-
-
-@torch.inference_mode(False)
-@torch.enable_grad()
-def differentiator(of: Callable[[Any], Any]) -> Differentiate | None:
-    """Value and partial derivatives of a scalar function of cells ``(4,)``, traced; None unless it agrees with torch.
-
-    A user's formula may use what symbols have not; then torch differentiates it.
-    """
-    try:
-        traced = differentiated(of)
-        for probe in _PROBES:
-            cells = torch.tensor(probe, dtype=torch.float64, requires_grad=True)
-            value = of(cells)
-            expected = [value.item(), *torch.autograd.grad(value, cells)[0].tolist()]
-            if not np.allclose(traced(*probe), expected, rtol=1e-9, atol=1e-12, equal_nan=True):
-                return None
-    except Exception:
-        return None
-    return traced
 
 
 class Objective(NamedTuple):
@@ -98,16 +46,69 @@ class Objective(NamedTuple):
         tau: The threshold.
         of: The loss of the cells ``(4,)`` of one label.
         differentiate: The same with its partial derivatives, on plain numbers.
+        differentiate_each: The same on numpy arrays, for many labels at once.
+        over_labels: The same in a loop over few labels (`stepless.tracing.over_labels`).
         labels: Whether dimension 1 of the batch holds labels, whose losses are averaged.
         label_weight: Their weights in that average, where they are not equal.
+        joint: Multiclass: whether ``of`` reads the cells of all classes at once; otherwise classes are averaged.
     """
 
     step: Step
     tau: float
     of: Callable[[Any], Any]
     differentiate: Differentiate
+    differentiate_each: Differentiate
+    over_labels: Callable[..., tuple[float, list[float], list[float]]]
     labels: bool = False
     label_weight: tuple[float, ...] | None = None
+    joint: bool = False
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def differentiators(of: Callable[[Any], Any]) -> tuple[Any, Any, Any] | None:
+    """Value and partial derivatives of a scalar function of cells ``(4,)``, traced: for numbers, arrays and few labels.
+
+    None unless they agree with torch: a user's formula may use what symbols have not; then torch differentiates it.
+    """
+    try:
+        of_numbers, of_arrays = differentiated(of), differentiated(of, arrays=True)
+        together = np.stack([np.broadcast_to(x, len(_PROBES)) for x in of_arrays(*np.array(_PROBES).T)], -1)
+        for probe, at_once in zip(_PROBES, together, strict=True):
+            cells = torch.tensor(probe, dtype=torch.float64, requires_grad=True)
+            value = of(cells)
+            expected = [value.item(), *torch.autograd.grad(value, cells)[0].tolist()]
+            for traced in (of_numbers(*probe), at_once):
+                if not np.allclose(traced, expected, rtol=1e-9, atol=1e-12, equal_nan=True):
+                    return None
+    except Exception:
+        return None
+    return of_numbers, of_arrays, over_labels(of)
+
+
+#: Cells of three classes on which a traced formula of all classes is tried; in the last, two are absent.
+_CLASS_PROBES = (
+    ((3.0, 1.0, 2.0, 4.0), (1.0, 3.0, 2.0, 4.0), (1.5, 0.5, 0.5, 7.5)),
+    ((4.0, 6.0, 0.0, 0.0), (0.0, 0.0, 6.0, 4.0), (0.0, 0.0, 0.0, 10.0)),
+)
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def traces_classes(of: Callable[[Any], Any]) -> bool:
+    """Whether a function of the cells of all classes can be traced, and agrees with torch."""
+    try:
+        traced = differentiated_classes(of, classes=3)
+        for probe in _CLASS_PROBES:
+            cells = torch.tensor(probe, dtype=torch.float64).T.contiguous().requires_grad_()
+            value = of(cells)
+            found = traced(*cells.detach().numpy())
+            expected = [value.item(), *torch.autograd.grad(value, cells)[0].numpy()]
+            if not all(np.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(found, expected, strict=True)):
+                return False
+    except Exception:
+        return False
+    return True
 
 
 def fused_loss(batch: Batch, objective: Objective) -> Tensor:
@@ -123,19 +124,21 @@ class _FusedLoss(torch.autograd.Function):
         loss, ctx.gradient = _differentiated(scores, batch, objective, wanted=ctx.needs_input_grad[0])
         ctx.save_for_backward(scores)
         # without the scores: a context that holds its own input is never freed
-        ctx.batch, ctx.objective = batch._replace(scores=batch.target), objective
+        ctx.rest, ctx.objective = batch[1:], objective
         return torch.scalar_tensor(loss, dtype=scores.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (scores,) = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is wanted: let torch differentiate the plain formula
-            loss = plain_loss(ctx.batch._replace(scores=scores), ctx.objective)
-            return torch.autograd.grad(loss, scores, grad, create_graph=True)[0], None, None
         # given away, so that it becomes the input's gradient without a copy; a retained graph makes it anew
         gradient, ctx.gradient = ctx.gradient, None
-        if gradient is None:
-            _, gradient = _differentiated(scores, ctx.batch, ctx.objective, wanted=True)
+        if gradient is None or torch.is_grad_enabled():
+            (scores,) = ctx.saved_tensors
+            batch = Batch(scores, *ctx.rest)
+            if torch.is_grad_enabled():  # a second derivative is wanted: let torch differentiate the plain formula
+                loss = plain_loss(batch, ctx.objective)
+                return torch.autograd.grad(loss, scores, grad, create_graph=True)[0], None, None
+            _, gradient = _differentiated(scores, batch, ctx.objective, wanted=True)
+            assert gradient is not None
         try:
             factor = grad.item()
         except RuntimeError:  # a batch of gradients at once, as jacobian(vectorize=True) sends
@@ -145,64 +148,106 @@ class _FusedLoss(torch.autograd.Function):
 
 def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wanted: bool) -> tuple[float, Tensor | None]:
     """The loss, and where it is wanted its gradient."""
-    weight = batch.entry_weight
-    shape = (scores.shape[:2] if scores.dim() == 2 else (*scores.shape[:2], -1)) if objective.labels else (-1,)
-    z, y = scores.reshape(shape), batch.target.reshape(shape)
-    w = None if weight is None else weight.expand_as(scores).reshape(shape)
+    of = _of_few if 0 < scores.numel() <= FEW and scores.dim() else _of_many
+    return of(scores, batch, objective, wanted)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Few scores, in numpy: a call of torch costs more than their arithmetic
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@np.errstate(all="ignore")  # NaN and infinity go where they go in torch, without a word
+def _of_few(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) -> tuple[float, Tensor | None]:
+    h, slope, (scale, shift, steepness) = objective.step.linearise_few(scores, objective.tau, logits=batch.logits)
+    y, weight = batch.target.numpy(), batch.entry_weight
+    add = _add_labels if objective.labels else _add_all
+    if weight is None:
+        tp, predicted, support = add(h * y, h, y)
+        total: Any = float(y.size // (y.shape[1] if objective.labels else 1))
+    else:
+        w = weight.expand_as(scores).numpy()
+        tp, predicted, support, total = add(h * y * w, h * w, y * w, w)
+        slope *= w
+    sums = (scale * tp + shift * support, scale * predicted + shift * total, support, total)
+    loss, alarm, more = (_mean_over_labels if objective.labels else _worth)(sums, steepness, scores.dtype, objective)
+    if not wanted:
+        return loss, None
+    # a negative's decision is worth a false alarm, a positive's a hit
     if objective.labels:
-        return _labels(scores, z, y, w, batch.logits, objective, wanted=wanted)
-    sums, slopes, steepness = _count(z, y, w, batch.logits, objective)
-    loss, tp, fp, fn, tn = objective.differentiate(*_cells(sums, _EPS[z.dtype]))
-    if not wanted:
-        return loss, None
-    hit, alarm = (tp - fn) * steepness, (fp - tn) * steepness
-    if w is not None:
-        slopes.mul_(w)
-    # a positive's decision is worth "hit", a negative's "alarm"
-    return loss, (slopes * alarm).addcmul_(slopes, y, value=hit - alarm).view(scores.shape)
+        worths = np.array((alarm, more), dtype=h.dtype)
+        alarm, more = worths if h.ndim == 2 else worths.reshape(2, -1, *[1] * (h.ndim - 2))
+    gradient = y * more
+    gradient += alarm
+    gradient *= slope
+    return loss, torch.from_numpy(gradient)
 
 
-def _labels(
-    scores: Tensor, z: Tensor, y: Tensor, w: Tensor | None, logits: bool, objective: Objective, *, wanted: bool
-) -> tuple[float, Tensor | None]:
-    sums, slopes, steepness = _count(z, y, w, logits, objective)
-    columns = list(zip(*(np.broadcast_to(s, z.shape[1]).tolist() for s in sums), strict=True))
-    weights = objective.label_weight or (1.0,) * len(columns)
-    share = 1 / sum(weights)
-    loss, worths = 0.0, []
-    for column, weight in zip(columns, weights, strict=True):
-        value, tp, fp, fn, tn = objective.differentiate(*_cells(column, _EPS[z.dtype]))
-        loss += share * weight * value
-        worths.append([share * weight * steepness * (tp - fn), share * weight * steepness * (fp - tn)])
+def _add_all(*arrays: Any) -> list[float]:
+    return [float(np.add.reduce(x, axis=None)) for x in arrays]
+
+
+def _add_labels(*arrays: Any) -> list[Any]:
+    """The sums of the labels, in float64."""
+    if arrays[0].ndim > 2:
+        arrays = tuple(np.add.reduce(x.reshape(*x.shape[:2], -1), axis=2) for x in arrays)
+    ones = _ones(len(arrays[0]))
+    return [ones @ x for x in arrays]  # numpy's sum over rows is slow
+
+
+@lru_cache(maxsize=8)
+def _ones(length: int) -> Any:
+    return np.ones(length)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Many, in blocks
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _of_many(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) -> tuple[float, Tensor | None]:
+    weight = batch.entry_weight
+    z, y = scores.reshape(-1), batch.target.reshape(-1)
+    w = None if weight is None else weight.expand_as(scores).reshape(-1)
+    labels, pixels = (scores.shape[1], math.prod(scores.shape[2:])) if objective.labels else (0, 1)
+    sums, slopes, spare, steepness = _count(z, y, w, batch.logits, objective, labels, pixels)
+    loss, alarm, more = (_mean_over_labels if labels else _worth)(sums, steepness, z.dtype, objective)
     if not wanted:
         return loss, None
-    hit, alarm = (
-        torch.tensor(worth, dtype=z.dtype).view(-1, *[1] * (z.dim() - 2)) for worth in zip(*worths, strict=True)
-    )
     if w is not None:
         slopes.mul_(w)
-    return loss, torch.mul(y, hit - alarm).add_(alarm).mul_(slopes).view(scores.shape)
+    if labels:
+        _pull_back_labels(slopes, y, spare, np.array((alarm, more)), pixels)
+    else:
+        base, length = torch.scalar_tensor(alarm, dtype=z.dtype), spare.numel()
+        for start in range(0, z.numel(), length):
+            truth = y[start : start + length]
+            worth = torch.add(base, truth, alpha=more, out=spare[: truth.numel()])
+            slopes[start : start + length].mul_(worth)
+    return loss, slopes.view(scores.shape)
 
 
 def _count(
-    z: Tensor, y: Tensor, w: Tensor | None, logits: bool, objective: Objective
-) -> tuple[tuple[Any, Any, Any, Any], Tensor, float]:
-    """The sums tp, predicted, support and total; the derivative of every decision, and the constant it lacks.
+    z: Tensor, y: Tensor, w: Tensor | None, logits: bool, objective: Objective, labels: int, pixels: int
+) -> tuple[Any, Tensor, Tensor, float]:
+    """The sums tp, predicted, support and total; the derivative of every decision; a spare buffer; a constant.
 
-    Scores are flat, or ``(N, labels)`` or ``(N, labels, pixels)`` to be summed for each label.
+    Everything is flat; ``labels`` is 0, or how many there are, ``pixels`` in a row each, whose sums are kept apart.
+    The derivatives lack the constant.
     """
-    step, tau, rows = objective.step, objective.tau, len(z)
-    height = max(1, BLOCK // max(1, z[0].numel())) if z.dim() > 1 and rows else BLOCK
-    add = _add_labels if z.dim() > 1 else _add
+    step, tau, size = objective.step, objective.tau, z.numel()
+    row = (labels or 1) * pixels
+    length = max(1, BLOCK // row) * row
     slopes = torch.empty_like(z)
     # Buffers are made once and written to: fresh ones would cost more in page faults than the arithmetic does.
-    decisions, spares = (torch.empty_like(z if rows <= height else z[:height]) for _ in range(2))
+    first = slopes if size <= length else slopes[:length]
+    decisions, spares = torch.empty_like(first), torch.empty_like(first)
     tp = predicted = support = total = 0.0
     steepness = 1.0
-    for start in range(0, rows, height):
+    for start in range(0, size, length):
         block, truth, share, slope, h, spare = z, y, w, slopes, decisions, spares
-        if rows > height:
-            cut = slice(start, start + height)
+        if size > length:
+            cut = slice(start, start + length)
             block, truth, share, slope = z[cut], y[cut], None if w is None else w[cut], slopes[cut]
             h, spare = decisions[: len(block)], spares[: len(block)]
         if logits:
@@ -210,44 +255,104 @@ def _count(
         else:
             scale, shift, steepness = step.linearise(block, tau, h, slope)
         if share is None:
-            decided, positives = add(h), add(truth)
-            here = float(truth.numel() // (1 if z.dim() == 1 else max(1, z.shape[1])))
+            here: Any = float(len(block) // (labels or 1))
+            decided, positives = _add(h, labels, pixels), _add(truth, labels, pixels)
         else:
-            decided, here = add(torch.mul(h, share, out=spare)), add(share)
+            here = _add(share, labels, pixels)
+            decided = _add(torch.mul(h, share, out=spare), labels, pixels)
             truth = torch.mul(truth, share, out=spare)
-            positives = add(truth)
+            positives = _add(truth, labels, pixels)
         # not torch.dot: it adds one by one, and a million equal terms drift
-        tp = tp + scale * add(h.mul_(truth)) + shift * positives
+        tp = tp + scale * _add(h.mul_(truth), labels, pixels) + shift * positives
         predicted = predicted + scale * decided + shift * here
         support, total = support + positives, total + here
-    return (tp, predicted, support, total), slopes, steepness
+    return (tp, predicted, support, total), slopes, spares, steepness
 
 
-def _add(x: Tensor) -> float:
-    return x.sum().item()
+def _add(x: Tensor, labels: int, pixels: int) -> Any:
+    """The sum, or the sums of the labels in float64."""
+    if not labels:
+        return x.sum().item()
+    sums = x.view(-1, labels).sum(0) if pixels == 1 else x.view(-1, labels, pixels).sum((0, 2))
+    return sums.numpy().astype(np.float64)
 
 
-def _add_labels(x: Tensor) -> Any:
-    return (x.sum(0) if x.dim() == 2 else x.sum((0, 2))).double().numpy()
+def _pull_back_labels(slopes: Tensor, y: Tensor, spare: Tensor, worths: Any, pixels: int) -> None:
+    """Multiply every slope by what its decision is worth."""
+    labels = worths.shape[1]
+    columns = labels * pixels
+    index = _label_of_entry(labels, pixels, len(spare))
+    wide = len(index)
+    alarm, more = torch.from_numpy(worths[:, index]).to(spare.dtype)
+    for start in range(0, len(y), len(spare)):
+        stop = min(start + len(spare), len(y))
+        whole = stop - (stop - start) % wide
+        for begin, end, width in ((start, whole, wide), (whole, stop, columns)):
+            if begin < end:
+                truth, slope, worth = (
+                    x.view(-1, width) for x in (y[begin:end], slopes[begin:end], spare[: end - begin])
+                )
+                slope.mul_(torch.addcmul(alarm[:width], truth, more[:width], out=worth))
 
 
-_EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
+@lru_cache(maxsize=8)
+def _label_of_entry(labels: int, pixels: int, size: int) -> Any:
+    """The label of each entry of a row: as many whole samples of ``size`` entries as make it wide, or one."""
+    sample = labels * pixels
+    return np.arange(sample * max(1, min(size, _WIDE) // sample)) // pixels % labels
 
 
-def _cells(sums: tuple[float, ...], eps: float) -> tuple[float, float, float, float]:
-    """The four cells.
+# ---------------------------------------------------------------------------------------------------------------------
+# From counts to loss
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+#: The rounding of sums.
+_EPS = {dtype: 4 * torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
+
+
+def _cells(sums: Any, eps: float) -> tuple[Any, Any, Any, Any]:
+    """The four cells, numbers or arrays.
 
     One below the rounding of the sums it is a difference of is empty: 0/0 must not become a ratio of two roundings.
     """
     tp, predicted, support, total = sums
     fp, fn, tn = predicted - tp, support - tp, total - support - predicted + tp
-    eps *= 4
     return (
         tp,
-        0.0 if abs(fp) < eps * predicted else fp,
-        0.0 if abs(fn) < eps * support else fn,
-        0.0 if abs(tn) < eps * total else tn,
+        fp * (abs(fp) >= eps * predicted),
+        fn * (abs(fn) >= eps * support),
+        tn * (abs(tn) >= eps * total),
     )
+
+
+def _worth(sums: Any, steepness: float, dtype: torch.dtype, objective: Objective) -> tuple[float, float, float]:
+    """The loss, what a false alarm is worth, and how much more a hit is."""
+    loss, tp, fp, fn, tn = objective.differentiate(*_cells(sums, _EPS[dtype]))
+    alarm = (fp - tn) * steepness
+    return loss, alarm, (tp - fn) * steepness - alarm
+
+
+def _mean_over_labels(sums: Any, steepness: float, dtype: torch.dtype, objective: Objective) -> tuple[float, Any, Any]:
+    """The same for the weighted mean of the labels' losses, a worth for each label."""
+    eps, labels = _EPS[dtype], len(sums[0])
+    weights = _shares(labels, objective.label_weight)
+    if labels < _TOGETHER:
+        tp, predicted, support, total = sums
+        totals = repeat(total, labels) if isinstance(total, float) else total.tolist()
+        rows = zip(tp.tolist(), predicted.tolist(), support.tolist(), totals, strict=False)
+        loss, alarms, more = objective.over_labels(rows, weights, eps)
+        return loss, [x * steepness for x in alarms], [x * steepness for x in more]
+    each = np.array(weights)
+    value, tp, fp, fn, tn = objective.differentiate_each(*_cells(sums, eps))
+    alarm = (fp - tn) * each * steepness
+    return float((value * each).sum()), alarm, (tp - fn) * each * steepness - alarm
+
+
+@lru_cache(maxsize=32)
+def _shares(labels: int, weights: tuple[float, ...] | None) -> tuple[float, ...]:
+    """What each label counts in the mean."""
+    return (1 / labels,) * labels if weights is None else tuple(weight / sum(weights) for weight in weights)
 
 
 def plain_loss(batch: Batch, objective: Objective) -> Tensor:

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import inspect
-import math
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stepless import kernels
-from stepless.averaging import evaluate
 from stepless.constraints import parse_constraints
 from stepless.cross_entropy import cross_entropy_sums, mean_cross_entropy
+from stepless.dispatch import FUSED_CPU, TRITON_CLASSES, TRITON_DECISIONS, Dispatcher
 from stepless.distributed import Gradients, make_reducer, world_size
 from stepless.formula import resolve
 from stepless.memory import Memory, recall
 from stepless.metrics import METRICS
-from stepless.ranking import Ranking, find_ranking, make_ranker
+from stepless.ranking import Ranking, Rows, find_ranking, make_ranker
 from stepless.registry import Metric
 from stepless.schedules import Schedule
 from stepless.scoring import Path, check_trainable, make_path
 from stepless.state import State
 from stepless.steps import STEPS, Hard, Linear, Step
-from stepless.tasks import IGNORED_CLASS, Batch, check_classes, check_values
+from stepless.tasks import Batch, check_classes, check_values
 
 #: Chosen by measurement; see benchmarks/defaults.
 DEFAULT_STEP = Linear(delta=0.1)
@@ -92,6 +89,7 @@ class MetricLoss(nn.Module):
     progress: Tensor
     multipliers: Tensor
     remembered: Tensor
+    _ways: Dispatcher | None = None
 
     def __new__(cls, metric: Any = None, *_: Any, **__: Any) -> MetricLoss:
         """A metric of the ranking has a loss of its own kind; copies and pickles come without a metric."""
@@ -153,30 +151,40 @@ class MetricLoss(nn.Module):
 
     def forward(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         """The loss of a batch."""
-        if kernels.is_on_cuda(input, target) and not (self.validate or self._syncs() or sample_weight is not None):
-            loss = self._fused_on_cuda(input, target)
-            if loss is not None:
-                return loss
+        way = self.path_for(input, target, sample_weight)
+        if self._ways is not None and not torch.compiler.is_compiling():
+            self._ways.note(way, self)
+            if way in (TRITON_DECISIONS, TRITON_CLASSES):
+                return self._ways.fused_on_cuda(input, target)
         with _full_precision(input):
-            batch = self.path.read(input, target, sample_weight)
-            if self.validate and not torch.compiler.is_compiling():
-                self._check_values(input, target, sample_weight)
-            if self._fused is not None and kernels.is_fused(batch) and not self._syncs():
-                return kernels.fused_loss(batch, self._fused)
+            batch = self._read(input, target, sample_weight)
+            if self._ways is not None and way == FUSED_CPU:
+                return self._ways.fused_on_cpu(batch)
             return self.settle(self._measure(batch))
 
-    def _fused_on_cuda(self, input: Tensor, target: Tensor) -> Tensor | None:
-        """The loss by Triton's kernels, on the tensors as they are, or None where there is none for them."""
-        from stepless import triton_classes, triton_decisions  # noqa: PLC0415 - they need Triton, which CUDA builds have
+    def path_for(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> str:
+        """Which code computes the loss of such a batch: what is asked here is what runs.
 
-        path = self.path
-        if self._fused is not None and path.ignore_index is None and target.shape == input.shape:
-            raw = Batch(input, target, None, None, path.inputs == "logits", torch.float32)
-            return triton_decisions.fused_loss(raw, self._fused)
-        if self._fused_classes is not None and triton_classes.takes_classes(input, target, self.step):
-            ignored = IGNORED_CLASS if path.ignore_index is None else path.ignore_index
-            return triton_classes.fused_class_loss(input, target, ignored, self._fused_classes)
-        return None
+        Returns:
+            ``"fused-cpu"``, ``"triton-decisions"``, ``"triton-classes"``, or ``"plain: "`` and the reason. The first
+            batch of each kind is also logged, to the logger ``"stepless"`` at level DEBUG.
+
+        Example:
+            >>> loss_fn = MetricLoss("f1")
+            >>> loss_fn.path_for(torch.zeros(2), torch.ones(2))
+            'fused-cpu'
+            >>> MetricLoss("f1", blend=0.1).path_for(torch.zeros(2), torch.ones(2))
+            'plain: the loss has a blend'
+        """
+        if self._ways is None:
+            return "plain: a ranking has no counts"
+        return self._ways.way(input, target, sample_weight, validate=self.validate, syncs=self._syncs())
+
+    def _read(self, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> Batch:
+        batch = self.path.read(input, target, sample_weight)
+        if self.validate and not torch.compiler.is_compiling():
+            self._check_values(input, target, sample_weight)
+        return batch
 
     def settle(self, state: State) -> Tensor:
         """The loss of a whole batch's state: merged over ranks and with what is remembered, then finished.
@@ -187,9 +195,7 @@ class MetricLoss(nn.Module):
             state = self.reducer(state)
         present = state
         if self.memory is not None and self.training:
-            state = recall(
-                state, self.remembered, lambda v: self.path.size(present.with_vector(v)["soft"], self.metrics)
-            )
+            state = recall(state, self.remembered, lambda v: self.path.size(present.with_vector(v)["soft"]))
         loss = self.finish(state)
         if self.training:
             self._after_batch(state, present)
@@ -202,7 +208,7 @@ class MetricLoss(nn.Module):
     def measure(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> State:
         """The state of a batch: plain sums over its samples, which merge by addition."""
         with _full_precision(input):
-            return self._measure(self.path.read(input, target, sample_weight))
+            return self._measure(self._read(input, target, sample_weight))
 
     def _measure(self, batch: Batch) -> State:
         try:
@@ -240,43 +246,15 @@ class MetricLoss(nn.Module):
         return loss
 
     def _fuse(self) -> None:
-        """Settle what the fused paths need: yes/no decisions, and classes that are averaged."""
-        objective = self._fused_objective()
-        classes = self.path.task == "multiclass"
-        averaged = classes and self.metric.kind == "class" and self.path.inputs == "logits" and self.path.weight is None
-        self._fused = None if classes else objective
-        self._fused_classes = objective if averaged else None
-
-    def _fused_objective(self) -> kernels.Objective | None:
-        """What the fused path needs, where it applies: yes/no decisions, one threshold, the metric and nothing else."""
-        path, metric = self.path, self.metric
-        plain = replace(
-            Path(),
-            task=path.task,
-            cuts=path.cuts,
-            inputs=path.inputs,
-            ignore_index=path.ignore_index,
-            weight=path.weight,
-        )
-        if path != plain or not isinstance(path.cuts, float):
-            return None
-        if self.constraints or self._blends() or self.schedule is not None or self.memory is not None:
-            return None
-        if type(self.step).linearise is Step.linearise:  # a user's step; it need not have this
-            return None
-        several = path.task != "binary"
-        if several and math.isnan(metric.option("zero_division") or 0.0):
-            return None
-
-        def distance(cells: Any) -> Any:
-            """The loss of the cells ``(…, 4)`` of one label or class."""
-            one = cells[..., None, None, None, :]
-            return metric.distance(evaluate(metric, one, "binary", "macro")[..., 0, 0])
-
-        differentiate = kernels.differentiator(distance)
-        if differentiate is None:
-            return None
-        return kernels.Objective(self.step, path.cuts, distance, differentiate, several, path.weight)
+        """Settle which ways there are from scores to loss."""
+        extras = {
+            "constraints": self.constraints,
+            "a schedule": self.schedule,
+            "a blend": self._blends(),
+            "a memory": self.memory,
+        }
+        extra = next((name for name, there in extras.items() if there), None)
+        self._ways = Dispatcher(self.path, self.metric, self.step, extra)
 
     def advance(self, progress: float) -> None:
         """Report training progress in [0, 1] to the schedule; without a schedule this does nothing."""
@@ -301,7 +279,7 @@ class MetricLoss(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_fused": None, "_fused_classes": None}  # they hold closures, and are made anew
+        return {**self.__dict__, "_ways": None}  # they hold closures, and are made anew
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -382,7 +360,8 @@ class RankingLoss(MetricLoss):
     """What `MetricLoss` is for a name of `stepless.RANKINGS`: the smooth stand-in for a metric of the ranking.
 
     It compares the samples of a batch with one another, so it is no function of sums: there is no state that could be
-    added, remembered or shared. Under ``torch.distributed`` each rank's loss is that of its own batch.
+    added, remembered or shared. Under ``torch.distributed`` training says so, unless ``sync=False`` asks for the loss
+    of each rank's own batch. `stepless.accumulate` takes it all the same: it keeps the scores of all micro-batches.
 
     Example:
         >>> loss_fn = MetricLoss("auroc")
@@ -396,17 +375,33 @@ class RankingLoss(MetricLoss):
         nn.Module.__init__(self)
         known = inspect.signature(MetricLoss.__init__).parameters
         options = {name: settings.pop(name) for name in [*settings] if name not in known}
-        self.ranker = make_ranker(metric, options, **settings)
-        self.metric = self.ranker.ranking  # type: ignore[assignment]
+        self._sync = settings.pop("sync", None)
+        self.ranker = make_ranker(metric, options, **settings, sync=None if self._sync is False else self._sync)
+        self.metric, self.reducer = self.ranker.ranking, None  # type: ignore[assignment]
         self.validate, self.schedule, self.memory, self.constraints = validate, None, None, ()
 
     def forward(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         """The loss of a batch."""
+        return self.settle_rows(self.rows(input, target, sample_weight))
+
+    def rows(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Rows:
+        """What a batch brings to the ranking: scores and weights, which are laid end to end and not added."""
         with _full_precision(input):
             batch = self.ranker.read(input, target, sample_weight)
             if self.validate and not torch.compiler.is_compiling():
                 self.ranker.check(input, target, sample_weight)
-            return self.ranker.loss(batch)
+            return self.ranker.rows(batch)
+
+    def settle_rows(self, rows: Rows) -> Tensor:
+        """The loss of a whole batch's rows."""
+        if self.training and self._sync is None and world_size() > 1:
+            raise RuntimeError(
+                f"{self.metric.name!r} compares samples with one another, and each of the {world_size()} ranks has its"
+                " own: the loss of all of them together would need every rank's scores. Pass sync=False to train on the"
+                " loss of each rank's own batch, or train on a metric of counts, which ranks share exactly."
+            )
+        with _full_precision(rows.scores):
+            return self.ranker.loss(rows)
 
     def score(self, input: Any, target: Any, sample_weight: Any = None) -> Tensor:
         """The metric of the ranking itself, equal to scikit-learn's where it has it; values are checked."""
@@ -415,7 +410,7 @@ class RankingLoss(MetricLoss):
     def _no_state(self, *_: Any) -> Any:
         raise TypeError(
             f"{self.metric.name!r} compares samples with one another, so there are no sums of batches that merge; give"
-            " the loss the whole batch."
+            " the loss the whole batch, or use stepless.accumulate."
         )
 
     measure = finish = settle = _no_state  # type: ignore[assignment]
@@ -425,7 +420,7 @@ class RankingLoss(MetricLoss):
         return {}
 
     def _fuse(self) -> None:
-        self._fused = self._fused_classes = None
+        self._ways = None
 
     def _get_name(self) -> str:
         return "MetricLoss"  # what the user called

@@ -12,12 +12,16 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from stepless.registry import Registry
 
 Threshold = float | Tensor
+
+#: slope · p · (1 − p), in one pass.
+_sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 
 
 class Affine(NamedTuple):
@@ -74,8 +78,17 @@ class Step:
         """Write the decision of ``p = sigmoid(z)`` and its derivative with respect to ``z`` into buffers."""
         torch.sigmoid(z, out=spare)
         affine = self.linearise(spare, tau, decision, slope)
-        slope.mul_(torch.addcmul(spare, spare, spare, value=-1, out=spare))
+        _sigmoid_backward(slope, spare, grad_input=slope)
         return affine
+
+    def linearise_few(self, x: Tensor, tau: float, *, logits: bool) -> tuple[Any, Any, Affine]:
+        """The same for a few logits or probabilities, as numpy arrays: decision, slope and constants."""
+        decision, slope, spare = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
+        if logits:
+            affine = self.linearise_logits(x, tau, decision, slope, spare)
+        else:
+            affine = self.linearise(x, tau, decision, slope)
+        return decision.numpy(), slope.numpy(), affine
 
     def sharpened(self, factor: Any) -> Step:
         """The same step, ``factor`` (a number, or a scheduled tensor) times as sharp."""
@@ -183,6 +196,21 @@ class Linear(Step):
             decision.add_(torch.clamp(p, max=low), alpha=(below - above) / steep)
             slope.add_(p < low, alpha=(below - above) / steep)
         return Affine(steep, -low * steep, steep)
+
+    def linearise_few(self, x: Tensor, tau: float, *, logits: bool) -> tuple[Any, Any, Affine]:
+        low, high, below, within, above = self._pieces(tau)
+        steep = within - above
+        p = (x.sigmoid() if logits else x.detach()).numpy()
+        decision = p.clip(low, high)
+        slope = (decision == p).astype(p.dtype)
+        slope += above / steep
+        decision += p * (above / steep)
+        if below != above:
+            decision += np.minimum(p, low) * ((below - above) / steep)
+            slope += (p < low) * p.dtype.type((below - above) / steep)
+        if logits:
+            slope *= (1 - p) * p
+        return decision, slope, Affine(steep, -low * steep, steep)
 
     def _pieces(self, tau: Any) -> tuple[Any, Any, Any, Any, Any]:
         """The two break points, and the slopes below, between and above them."""

@@ -21,6 +21,9 @@ Inputs = Literal["logits", "probabilities"]
 #: How far class probabilities may be from summing to 1; half precision is not exact.
 _SUM_TOLERANCE = 1e-2
 
+#: What can be counted in: bfloat16 cannot count past 256 and float16 overflows at 65,504.
+_WIDE_ENOUGH = (torch.float32, torch.float64)
+
 #: What ``F.cross_entropy`` ignores, and so what a multiclass target may carry without asking.
 IGNORED_CLASS = -100
 
@@ -97,9 +100,21 @@ def read(
     With ``exact``, targets and weights (and so the counts) are float64; the scores keep their own precision, because
     it decides on which side of a threshold they fall.
     """
-    _check_tensors(input, target)
     logits = inputs == "logits"
-    # bfloat16 cannot count past 256 and float16 overflows at 65,504
+    if (
+        task != "multiclass"
+        and sample_weight is None
+        and ignore_index is None
+        and not exact
+        and isinstance(input, Tensor)
+        and isinstance(target, Tensor)
+        and input.dtype in _WIDE_ENOUGH
+        and target.dtype == input.dtype
+        and target.shape == input.shape
+        and (task == "binary" or input.dim() > 1)
+    ):
+        return Batch(input, target, None, None, logits, input.dtype)  # the usual batch is what it should be
+    _check_tensors(input, target)
     scores = input.to(torch.promote_types(input.dtype, torch.float32))
     dtype = torch.float64 if exact and input.device.type != "mps" else scores.dtype
     if task == "multiclass":

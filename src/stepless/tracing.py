@@ -8,6 +8,7 @@ treated as in the formula itself.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -18,14 +19,19 @@ Differentiated = tuple[float, float, float, float, float]
 
 
 class Tape:
-    """The operations of one formula: for each value its expression, and its derivative by each value it reads."""
+    """The operations of one formula: for each value its expression, and its derivative by each value it reads.
+
+    A value is *wide* if it stands for one number a class; whatever is computed of it is wide too, except its sum.
+    """
 
     def __init__(self) -> None:
         self.expressions: list[str] = []
         self.partials: list[list[tuple[int, str]]] = []
+        self.wide: list[bool] = []
 
-    def write(self, expression: str, partials: list[tuple[Any, str]]) -> Symbol:
+    def write(self, expression: str, partials: list[tuple[Any, str]], *, wide: bool | None = None) -> Symbol:
         """Note an operation down; ``partials`` pairs what it reads with the derivative's expression."""
+        self.wide.append(any(self.wide[i] for i in _read(expression)) if wide is None else wide)
         self.expressions.append(expression)
         self.partials.append([(x.index, partial) for x, partial in partials if isinstance(x, Symbol)])
         return Symbol(self, len(self.expressions) - 1)
@@ -84,6 +90,12 @@ class Symbol:
 
     def __abs__(self) -> Symbol:
         return self.tape.write(f"where({self} < 0.0, -{self}, {self})", [(self, f"where({self} < 0.0, -1.0, 1.0)")])
+
+    def sum(self, axis: int) -> Symbol:
+        """The sum over classes, of a value that is one number a class."""
+        if axis != -1 or not self.tape.wide[self.index]:
+            raise TypeError("only a number a class can be summed, over the classes")
+        return self.tape.write(f"total({self})", [(self, "1.0")], wide=False)
 
     def __bool__(self) -> bool:
         raise TypeError("a formula cannot branch on a symbol")
@@ -156,12 +168,17 @@ def _each(function: Callable[..., Any], *args: Any) -> Any:
     return np.frompyfunc(function, len(args), 1)(*args)
 
 
+def _read(expression: str) -> list[int]:
+    """The indices of the values that an expression reads."""
+    return [int(i) for i in re.findall(r"\bv(\d+)\b", expression)]
+
+
 def _text(value: Any) -> str:
     return str(value) if isinstance(value, Symbol) else f"({float(value)!r})"
 
 
-def differentiated(formula: Callable[[Any], Any]) -> Callable[[float, float, float, float], Differentiated]:
-    """Value and partial derivatives of a scalar formula of cells ``(4,)``, as a function of four floats.
+def differentiated(formula: Callable[[Any], Any], *, arrays: bool = False) -> Callable[..., Differentiated]:
+    """Value and partial derivatives of a scalar formula of cells ``(4,)``, as a function of four floats, or arrays.
 
     >>> of = differentiated(lambda cells: cells[0] / (cells[0] + cells[1]))
     >>> of(3.0, 1.0, 0.0, 0.0)
@@ -169,35 +186,104 @@ def differentiated(formula: Callable[[Any], Any]) -> Callable[[float, float, flo
     """
     lines, results = straight_line(formula)
     source = "\n    ".join(["def of(tp, fp, fn, tn):", *lines, f"return {', '.join(results)}"])
-    names: dict[str, Any] = {"nan": float("nan"), "inf": float("inf"), "where": _choose, "power": pow}
+    if not arrays:
+        return _compiled(_branching(source), power=_power)
+    return np.errstate(all="ignore")(_compiled(source, where=np.where, power=np.power))
+
+
+def differentiated_classes(formula: Callable[[Any], Any], classes: int) -> Callable[..., tuple[Any, ...]]:
+    """The same for a formula that reads the cells of all classes at once, as a function of four arrays.
+
+    >>> of = differentiated_classes(lambda cells: cells[0].sum(-1) / (cells[0] + cells[2]).sum(-1), classes=2)
+    >>> value, tp, *_ = of(np.array([3.0, 1.0]), np.zeros(2), np.array([1.0, 3.0]), np.zeros(2))
+    >>> float(value), tp.tolist()
+    (0.5, [0.0625, 0.0625])
+    """
+    lines, results = straight_line(formula, joint=True)
+    source = "\n    ".join(["def of(tp, fp, fn, tn):", *lines, f"return {', '.join(results)}"])
+    names = {"where": np.where, "power": np.power, "total": np.sum, "zero": np.zeros(classes)}
+    return np.errstate(all="ignore")(_compiled(source, **names))
+
+
+def over_labels(formula: Callable[[Any], Any]) -> Callable[..., tuple[float, list[float], list[float]]]:
+    """A loop over few labels, from their sums to the weighted sum of the formula's values.
+
+    The result is a function of rows ``(tp, predicted, support, total)``, weights and the relative rounding of the sums.
+    It also returns what a false alarm of each label is worth, and how much more a hit is. A cell below the rounding of
+    the sums it is a difference of is empty: 0/0 must not become a ratio of two roundings.
+
+    >>> of = over_labels(lambda cells: cells[0] + 2 * cells[1])
+    >>> of([(3.0, 4.0, 5.0, 9.0)], [1.0], 1e-7)
+    (5.0, [2.0], [-1.0])
+    """
+    lines, (value, tp, fp, fn, tn) = straight_line(formula)
+    head = (
+        "def of(labels, weights, eps):",
+        "    loss, alarms, more = 0.0, [], []",
+        "    for (tp, predicted, support, total), weight in zip(labels, weights, strict=True):",
+    )
+    cells = (
+        "fp, fn, tn = predicted - tp, support - tp, total - support - predicted + tp",
+        *(
+            f"{cell} = 0.0 if abs({cell}) < eps * {noise} else {cell}"
+            for cell, noise in (("fp", "predicted"), ("fn", "support"), ("tn", "total"))
+        ),
+    )
+    tail = (
+        f"loss += weight * ({value})",
+        f"alarm = weight * (({fp}) - ({tn}))",
+        "alarms.append(alarm)",
+        f"more.append(weight * (({tp}) - ({fn})) - alarm)",
+    )
+    body = [f"        {line}" for line in (*cells, *lines, *tail)]
+    return _compiled(_branching("\n".join([*head, *body, "    return loss, alarms, more"])), power=_power)
+
+
+def _branching(source: str) -> str:
+    """Conditionals as Python's own: a call for each would cost more than the arithmetic."""
+    return re.sub(r"\bwhere\(([^,]+), ([^,]+), (\([^()]*\)|[^,()]+)\)", r"(\2 if \1 else \3)", source)
+
+
+def _compiled(source: str, **functions: Any) -> Callable[..., Any]:
+    names: dict[str, Any] = {"nan": math.nan, "inf": math.inf, **functions}
     exec(source, names)  # our own text, from a tape
     return names["of"]
 
 
-def _choose(condition: bool, yes: float, no: float) -> float:
-    return yes if condition else no
+def _power(base: float, exponent: float) -> float:
+    """As arrays have it: numbers would turn complex, or raise."""
+    if base > 0:
+        return base**exponent
+    with np.errstate(all="ignore"):
+        return float(np.power(base, exponent))
 
 
-def straight_line(formula: Callable[[Any], Any]) -> tuple[list[str], list[str]]:
+def straight_line(formula: Callable[[Any], Any], *, joint: bool = False) -> tuple[list[str], list[str]]:
     """The formula as assignments, and the names or expressions of its value and four partial derivatives.
 
-    They read tp, fp, fn and tn, and call ``where(condition, yes, no)`` and ``power(base, exponent)``.
+    They read tp, fp, fn and tn, and call ``where(condition, yes, no)`` and ``power(base, exponent)``. With ``joint``
+    the cells are wide: they also call ``total(x)``, the sum over classes, and read ``zero``, a 0 for each class.
     """
     tape = Tape()
     cells = np.empty(4, dtype=object)
-    cells[:] = [tape.write(name, []) for name in ("tp", "fp", "fn", "tn")]
+    cells[:] = [tape.write(name, [], wide=joint) for name in ("tp", "fp", "fn", "tn")]
     traced = formula(cells)
     result = (traced.item() if isinstance(traced, np.ndarray) else traced).index
+    if tape.wide[result]:
+        raise TypeError("a formula of all classes gives one number, not one a class")
     needed = {result}
     for i in range(result, -1, -1):
         if i in needed:
-            needed |= set(map(int, re.findall(r"\bv(\d+)\b", tape.expressions[i])))
+            needed |= set(_read(tape.expressions[i]))
     lines = [f"v{i} = {expression}" for i, expression in enumerate(tape.expressions) if i in needed]
     adjoints: dict[int, list[str]] = {result: ["1.0"]}
     for i in range(result, 3, -1):
         if i not in adjoints:
             continue
-        lines.append(f"d{i} = {' + '.join(adjoints[i])}")
+        spread = " + zero" * tape.wide[i]  # one derivative a class, so that a sum over classes counts them all
+        lines.append(f"d{i} = {' + '.join(adjoints[i])}{spread}")
         for j, partial in tape.partials[i]:
-            adjoints.setdefault(j, []).append({"1.0": f"d{i}", "-1.0": f"(-d{i})"}.get(partial, f"d{i} * ({partial})"))
-    return lines, [f"v{result}", *(" + ".join(adjoints.get(i, ["0.0"])) for i in range(4))]
+            change = {"1.0": f"d{i}", "-1.0": f"(-d{i})"}.get(partial, f"d{i} * ({partial})")
+            summed = tape.wide[i] and not tape.wide[j]
+            adjoints.setdefault(j, []).append(f"total({change})" if summed else change)
+    return lines, [f"v{result}", *(" + ".join([*adjoints.get(i, ["0.0"]), *["zero"] * joint]) for i in range(4))]

@@ -29,6 +29,12 @@ _PROGRAMS_PER_PROCESSOR = 32
 
 
 @triton.jit
+def reciprocal(x):
+    """1 / x to the last bit but one, in one instruction: a full division costs as much as all else here."""
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def _decide(x, STEP: tl.constexpr, LOGITS: tl.constexpr, a, b, c, d, e):
     """The decision of a score and its derivative; a to e are the step's numbers."""
     if LOGITS:
@@ -36,7 +42,7 @@ def _decide(x, STEP: tl.constexpr, LOGITS: tl.constexpr, a, b, c, d, e):
             p = x
             inner = 1.0
         else:
-            p = 1 / (1 + tl.exp(-x))
+            p = reciprocal(1 + tl.exp(-x))
             inner = p * (1 - p)
     else:
         p = x
@@ -45,27 +51,70 @@ def _decide(x, STEP: tl.constexpr, LOGITS: tl.constexpr, a, b, c, d, e):
         h = p
         slope = inner
     elif STEP == 1:  # sigmoid: a = k, b = τ
-        h = 1 / (1 + tl.exp(-a * (p - b)))
+        h = reciprocal(1 + tl.exp(-a * (p - b)))
         slope = a * h * (1 - h) * inner
     elif STEP == 2:  # linear: a = low, b = high, c, d, e = slopes below, between, above
-        h = tl.where(p < a, c * p, tl.where(p < b, c * a + d * (p - a), 1 - e * (1 - p)))
-        slope = tl.where(p < a, c, tl.where(p <= b, d, e)) * inner
+        steep = tl.where(p < a, c, tl.where(p <= b, d, e))
+        h = steep * p + tl.where(p < a, 0.0, tl.where(p <= b, (c - d) * a, 1 - e))
+        slope = steep * inner
     elif STEP == 3:  # raised cosine: a = δ, b = τ
         u = tl.minimum(tl.maximum((p - b) / a, -1.0), 1.0)
         h = 0.5 * (1 + u + tl.sin(3.141592653589793 * u) / 3.141592653589793)
         slope = 0.5 * (1 + tl.cos(3.141592653589793 * u)) / a * inner
     else:  # sigmoid of logits: a = temperature, b = logit τ
-        h = 1 / (1 + tl.exp(-(p - b) / a))
+        h = reciprocal(1 + tl.exp(-(p - b) / a))
         slope = h * (1 - h) / a
     return h, slope
 
 
 @triton.jit
 def _count(
-    x, y, w, shares, size, labels, pixels, a, b, c, d, e,
-    STEP: tl.constexpr, LOGITS: tl.constexpr, WEIGHTED: tl.constexpr, LABELS: tl.constexpr, BLOCK: tl.constexpr,
+    x, y, w, shares, size, a, b, c, d, e,
+    STEP: tl.constexpr, LOGITS: tl.constexpr, WEIGHTED: tl.constexpr, FAR: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Shares of tp, predicted, support and total: one row of four for each label and program."""
+    """Shares of tp, predicted, support and, of weights, total: four for each label and program.
+
+    The labels, a power of two of them, alternate in memory: a lane always meets the same one.
+    """
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    lane = tl.arange(0, BLOCK)
+    tp = tl.zeros((BLOCK,), tl.float32)
+    predicted = tl.zeros((BLOCK,), tl.float32)
+    support = tl.zeros((BLOCK,), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    begin = program.to(tl.int64) if FAR else program
+    for start in range(begin * BLOCK, size, programs * BLOCK):
+        i = start + lane
+        inside = i < size
+        score = tl.load(x + i, mask=inside, other=0.0).to(tl.float32)
+        truth = tl.load(y + i, mask=inside, other=0.0).to(tl.float32)
+        h, _ = _decide(score, STEP, LOGITS, a, b, c, d, e)
+        if WEIGHTED:
+            share = tl.load(w + i, mask=inside, other=0.0).to(tl.float32)
+            h = h * share
+            tp += h * truth
+            support += truth * share
+            total += share
+        else:
+            h = tl.where(inside, h, 0.0)
+            tp += h * truth
+            support += truth
+        predicted += h
+    label = tl.arange(0, COLUMNS)
+    row = shares + (label * programs + program) * 4
+    tl.store(row, tl.sum(tl.reshape(tp, (BLOCK // COLUMNS, COLUMNS)), 0))
+    tl.store(row + 1, tl.sum(tl.reshape(predicted, (BLOCK // COLUMNS, COLUMNS)), 0))
+    tl.store(row + 2, tl.sum(tl.reshape(support, (BLOCK // COLUMNS, COLUMNS)), 0))
+    tl.store(row + 3, tl.sum(tl.reshape(total, (BLOCK // COLUMNS, COLUMNS)), 0))
+
+
+@triton.jit
+def _count_labels(
+    x, y, w, shares, size, labels, pixels, a, b, c, d, e,
+    STEP: tl.constexpr, LOGITS: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The same for any number of labels, with pixels ``(rows, labels, pixels)`` or without: a label a program."""
     program, programs, label = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     lane = tl.arange(0, BLOCK).to(tl.int64)
     tp = tl.zeros((BLOCK,), tl.float32)
@@ -75,7 +124,7 @@ def _count(
     for start in range(program * BLOCK, size, programs * BLOCK):
         i = start + lane
         inside = i < size
-        at = (i // pixels * labels + label) * pixels + i % pixels if LABELS else i
+        at = (i // pixels * labels + label) * pixels + i % pixels
         score = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         truth = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
         share = tl.load(w + at, mask=inside, other=0.0).to(tl.float32) if WEIGHTED else tl.where(inside, 1.0, 0.0)
@@ -93,77 +142,35 @@ def _count(
 
 
 @triton.jit
-def _count_columns(
-    x, y, w, shares, rows, labels, a, b, c, d, e,
-    STEP: tl.constexpr, LOGITS: tl.constexpr, WEIGHTED: tl.constexpr, WIDE: tl.constexpr, HIGH: tl.constexpr,
-):  # fmt: skip
-    """The same for ``(rows, labels)``: tiles of whole rows, so that neighbours in memory are read together."""
-    program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)
-    column = tl.arange(0, WIDE)
-    tp = tl.zeros((HIGH, WIDE), tl.float32)
-    predicted = tl.zeros((HIGH, WIDE), tl.float32)
-    support = tl.zeros((HIGH, WIDE), tl.float32)
-    total = tl.zeros((HIGH, WIDE), tl.float32)
-    for start in range(program * HIGH, rows, programs * HIGH):
-        row = start + tl.arange(0, HIGH).to(tl.int64)
-        inside = (row < rows)[:, None] & (column < labels)[None, :]
-        at = row[:, None] * labels + column[None, :]
-        score = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-        truth = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
-        share = tl.load(w + at, mask=inside, other=0.0).to(tl.float32) if WEIGHTED else tl.where(inside, 1.0, 0.0)
-        h, _ = _decide(score, STEP, LOGITS, a, b, c, d, e)
-        h = h * share
-        tp += h * truth
-        predicted += h
-        support += truth * share
-        total += share
-    out = shares + (column * programs + program) * 4
-    real = column < labels
-    tl.store(out, tl.sum(tp, 0), mask=real)
-    tl.store(out + 1, tl.sum(predicted, 0), mask=real)
-    tl.store(out + 2, tl.sum(support, 0), mask=real)
-    tl.store(out + 3, tl.sum(total, 0), mask=real)
-
-
-@triton.jit
 def _pull_back(
     x, y, w, worths, upstream, out, size, labels, pixels, a, b, c, d, e,
-    STEP: tl.constexpr, LOGITS: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
+    STEP: tl.constexpr, LOGITS: tl.constexpr, WEIGHTED: tl.constexpr, FAR: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    """The gradient; where COLUMNS is not 0 a lane always meets the same label, as in `_count`."""
+    program = tl.program_id(0).to(tl.int64) if FAR else tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    i = program * BLOCK + lane
     inside = i < size
     score = tl.load(x + i, mask=inside, other=0.0).to(tl.float32)
     truth = tl.load(y + i, mask=inside, other=0.0).to(tl.float32)
-    label = i // pixels % labels
-    hit = tl.load(worths + label * 3 + 1, mask=inside, other=0.0)
-    alarm = tl.load(worths + label * 3 + 2, mask=inside, other=0.0)
+    if COLUMNS:
+        label = lane % COLUMNS
+    else:
+        label = i // pixels % labels
+    up = tl.load(upstream).to(tl.float32)
+    hit = tl.load(worths + label * 3 + 1, mask=inside, other=0.0) * up
+    alarm = tl.load(worths + label * 3 + 2, mask=inside, other=0.0) * up
     _, slope = _decide(score, STEP, LOGITS, a, b, c, d, e)
-    grad = slope * (alarm + (hit - alarm) * truth) * tl.load(upstream).to(tl.float32)
+    grad = slope * (alarm + (hit - alarm) * truth)
     if WEIGHTED:
         grad = grad * tl.load(w + i, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + i, grad.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _pull_back_columns(
-    x, y, w, worths, upstream, out, rows, labels, a, b, c, d, e,
-    STEP: tl.constexpr, LOGITS: tl.constexpr, WEIGHTED: tl.constexpr, WIDE: tl.constexpr, HIGH: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * HIGH + tl.arange(0, HIGH)
-    column = tl.arange(0, WIDE)
-    real = column < labels
-    inside = (row < rows)[:, None] & real[None, :]
-    at = row[:, None] * labels + column[None, :]
-    score = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    truth = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(upstream).to(tl.float32)
-    hit = tl.load(worths + column * 3 + 1, mask=real, other=0.0) * up
-    alarm = tl.load(worths + column * 3 + 2, mask=real, other=0.0) * up
-    _, slope = _decide(score, STEP, LOGITS, a, b, c, d, e)
-    grad = slope * (alarm[None, :] + (hit - alarm)[None, :] * truth)
-    if WEIGHTED:
-        grad = grad * tl.load(w + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + at, grad.to(out.dtype.element_ty), mask=inside)
+def _where(condition, yes, no):
+    return tl.where(condition, yes, no)
 
 
 @triton.jit
@@ -197,6 +204,7 @@ def _finish_kernel(objective: Objective) -> Any:
             f"{name} = tl.sum(tl.load(row + i * 4 + {k}, mask=inside, other=0.0).to(tl.float64))"
             for k, name in enumerate(("tp", "predicted", "support", "total"))
         ),
+        "total = total if size < 0 else total + size",  # without weights they need not be added up
         *CELLS_FROM_SUMS,
         *lines,
         "out = worths + tl.program_id(0) * 3",
@@ -204,21 +212,23 @@ def _finish_kernel(objective: Objective) -> Any:
         f"tl.store(out + 1, ((({tp}) - ({fn})) * 1.0 + 0.0 * tp).to(tl.float32))",
         f"tl.store(out + 2, ((({fp}) - ({tn})) * 1.0 + 0.0 * tp).to(tl.float32))",
     ]
-    return compiled("\n    ".join(["def finish(shares, worths, programs, WIDTH: tl.constexpr):", *body]) + "\n")
+    head = "def finish(shares, worths, programs, size, WIDTH: tl.constexpr):"
+    return compiled("\n    ".join([head, *body]) + "\n")
 
 
-def compiled(source: str) -> Any:
-    """A Triton kernel called ``finish``, from its source."""
+def compiled(source: str, **functions: Any) -> Any:
+    """A Triton kernel called ``finish``, from its source and the functions that it calls."""
     # Triton reads a function's source from its file; this is the file.
     name = f"<stepless formula {abs(hash(source))}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     names = {
         "tl": tl,
-        "where": tl.where,
+        "where": _where,
         "power": _power,
         "nan": float("nan"),
         "inf": float("inf"),
         "__name__": __name__,
+        **functions,
     }
     exec(compile(source, name, "exec"), names)
     return triton.jit(names["finish"])
@@ -252,38 +262,35 @@ class _FusedLoss(torch.autograd.Function):
         w = None if weight is None else weight.expand_as(y).contiguous()
         labels = x.shape[1] if objective.labels else 1
         pixels = x[0, 0].numel() if objective.labels and x.dim() > 2 else 1
-        size = x.numel() // max(labels, 1)
         step, five = numbers(objective.step, objective.tau)  # type: ignore[misc]
+        # labels that alternate in memory, a power of two of them, keep to their lanes
+        columns = labels if pixels == 1 and labels <= _BLOCK and labels & (labels - 1) == 0 else 0
+        size = x.numel() // (1 if columns else labels)
         processors = torch.cuda.get_device_properties(x.device).multi_processor_count
         programs = max(1, min(processors * _PROGRAMS_PER_PROCESSOR, triton.cdiv(size, _BLOCK)))
         shares = torch.empty(labels, programs, 4, device=x.device, dtype=torch.float32)
         worths = torch.empty(labels, 3, device=x.device, dtype=torch.float32)
-        settings = {"STEP": step, "LOGITS": batch.logits, "WEIGHTED": w is not None, "num_warps": _WARPS}
-        if objective.labels and pixels == 1:
-            wide = triton.next_power_of_2(labels)
-            _count_columns[(programs,)](
-                x,
-                y,
-                x if w is None else w,
-                shares,
-                size,
-                labels,
-                *five,
-                WIDE=wide,
-                HIGH=max(1, _BLOCK // wide),
-                **settings,
-            )
+        settings = {
+            "STEP": step,
+            "LOGITS": batch.logits,
+            "WEIGHTED": w is not None,
+            "BLOCK": _BLOCK,
+            "num_warps": _WARPS,
+        }
+        far = x.numel() > 1 << 30  # 32 bits no longer count the scores
+        if columns:
+            _count[(programs,)](x, y, x if w is None else w, shares, size, *five, FAR=far, COLUMNS=columns, **settings)
         else:
-            _count[(programs, labels)](
-                x, y, x if w is None else w, shares, size, labels, pixels, *five, LABELS=objective.labels, BLOCK=_BLOCK,
-                **settings,
+            _count_labels[(programs, labels)](
+                x, y, x if w is None else w, shares, size, labels, pixels, *five, **settings
             )  # fmt: skip
-        _finish_kernel(objective)[(labels,)](shares, worths, programs, WIDTH=triton.next_power_of_2(programs))
+        known = x.numel() // labels if columns and w is None else -1
+        _finish_kernel(objective)[(labels,)](shares, worths, programs, known, WIDTH=triton.next_power_of_2(programs))
         if objective.labels:
             given = objective.label_weight or (1.0,) * labels
             worths = worths * constant([g / sum(given) for g in given], worths)[:, None]
         ctx.save_for_backward(x, y, w, worths)
-        ctx.settings = (step, five, batch.logits, labels, pixels)
+        ctx.settings = (five, labels, pixels, {**settings, "FAR": far, "COLUMNS": columns})
         ctx.batch, ctx.objective = batch._replace(scores=y), objective
         return worths[:, 0].sum() if objective.labels else worths[0, 0]
 
@@ -293,18 +300,9 @@ class _FusedLoss(torch.autograd.Function):
         if torch.is_grad_enabled():  # a second derivative is wanted: let torch differentiate the plain formula
             wide = ctx.batch._replace(scores=x.float(), target=y.float())
             return torch.autograd.grad(plain_loss(wide, ctx.objective), x, grad, create_graph=True)[0], None, None
-        step, five, logits, labels, pixels = ctx.settings
+        five, labels, pixels, settings = ctx.settings
         out = torch.empty_like(x)
-        tensors = (x, y, x if w is None else w, worths, grad, out)
-        settings = {"STEP": step, "LOGITS": logits, "WEIGHTED": w is not None, "num_warps": _WARPS}
-        if labels > 1 and pixels == 1:
-            wide = triton.next_power_of_2(labels)
-            high, rows = max(1, _BLOCK // wide), x.shape[0]
-            _pull_back_columns[(triton.cdiv(rows, high),)](
-                *tensors, rows, labels, *five, WIDE=wide, HIGH=high, **settings
-            )
-        else:
-            _pull_back[(triton.cdiv(x.numel(), _BLOCK),)](
-                *tensors, x.numel(), labels, pixels, *five, BLOCK=_BLOCK, **settings
-            )
+        _pull_back[(triton.cdiv(x.numel(), _BLOCK),)](
+            x, y, x if w is None else w, worths, grad, out, x.numel(), labels, pixels, *five, **settings
+        )  # fmt: skip
         return out, None, None

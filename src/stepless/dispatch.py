@@ -1,0 +1,212 @@
+"""Which way a batch goes from scores to loss: a fused twin where one applies, the plain path elsewhere.
+
+The question and the deed are one function: what `Dispatcher.way` answers is what runs. An answer is ``"fused-cpu"``,
+``"triton-decisions"``, ``"triton-classes"``, or ``"plain: "`` and the reason.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from stepless.averaging import evaluate
+from stepless.kernels import Objective, differentiators, fused_loss, traces_classes
+from stepless.registry import Metric
+from stepless.scoring import Path
+from stepless.steps import Step
+from stepless.tasks import IGNORED_CLASS, Batch
+
+FUSED_CPU, TRITON_DECISIONS, TRITON_CLASSES = "fused-cpu", "triton-decisions", "triton-classes"
+
+_PLAIN_TYPES = frozenset({Tensor, nn.Parameter})
+_ON_CUDA = (torch.float32, torch.float16, torch.bfloat16)
+
+logger = logging.getLogger("stepless")
+
+
+@lru_cache(maxsize=1)
+def triton_is_there() -> bool:
+    """Whether Triton can be imported; it comes with torch's CUDA builds."""
+    return importlib.util.find_spec("triton") is not None
+
+
+class Dispatcher:
+    """The ways of one loss.
+
+    Args:
+        path: Everything that is settled before the first batch.
+        metric: The metric.
+        step: The smooth step.
+        extra: What the loss does besides the metric of one batch, such as ``"memory"``; None where nothing.
+    """
+
+    def __init__(self, path: Path, metric: Metric, step: Step, extra: str | None = None) -> None:
+        self.path, self.step = path, step
+        self.decisions: Objective | None = None
+        self.classes: Objective | None = None
+        self._logged: set[str] = set()
+        objective = _ruled_out(path, step, extra) or _objective(path, metric, step)
+        self._why = objective if isinstance(objective, str) else ""
+        if isinstance(objective, str):
+            return
+        if path.task != "multiclass":
+            self.decisions = objective
+        elif path.inputs != "logits" or path.weight is not None:
+            self._why = "plain: classes with weights, or given as probabilities"
+        else:
+            self.classes = objective
+
+    def way(  # noqa: PLR0911 - a sentence for each reason
+        self, input: Any, target: Any, sample_weight: Any = None, *, validate: bool = False, syncs: bool = False
+    ) -> str:
+        """The way that this batch goes."""
+        if self._why:
+            return self._why
+        if torch.compiler.is_compiling():
+            return "plain: torch.compile fuses it by itself"
+        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+            return "plain: inside a function transform or forward-mode differentiation"
+        if type(input) not in _PLAIN_TYPES or type(target) not in _PLAIN_TYPES:
+            return "plain: input or target is no plain tensor"
+        if syncs:
+            return "plain: the ranks' counts are added up"
+        if target.requires_grad or input.numel() == 0:
+            return "plain: the batch is empty, or the target wants a gradient"
+        if not input.is_cpu:
+            return self._way_on_cuda(input, target, sample_weight, validate)
+        if self.decisions is None:
+            return "plain: classes are fused on CUDA only"
+        if not target.is_cpu:
+            return "plain: input and target are on two devices"
+        if sample_weight is not None and (
+            type(sample_weight) not in _PLAIN_TYPES or not sample_weight.is_cpu or sample_weight.requires_grad
+        ):
+            return "plain: sample_weight is no plain tensor, is elsewhere, or wants a gradient"
+        weight = self.path.weight
+        if weight is not None and (input.dim() < 2 or len(weight) != input.shape[1]):
+            return "plain: weight has not one entry a label"
+        return FUSED_CPU
+
+    def _way_on_cuda(  # noqa: PLR0911
+        self, input: Tensor, target: Tensor, sample_weight: Any, validate: bool
+    ) -> str:
+        if not (input.is_cuda and target.is_cuda):
+            return f"plain: no kernels for input on {input.device.type} and target on {target.device.type}"
+        if not triton_is_there():
+            return "plain: Triton is not installed"
+        if validate or sample_weight is not None:
+            return "plain: values are checked, or samples weighted"
+        if input.dtype not in _ON_CUDA:
+            return f"plain: no kernels for {input.dtype} on CUDA"
+        from stepless import triton_classes, triton_decisions  # noqa: PLC0415 - they need Triton, which CUDA builds have
+
+        if self.decisions is not None:
+            if self.path.ignore_index is not None or target.shape != input.shape:
+                return "plain: entries are ignored, or the target is shaped unlike the input"
+            if triton_decisions.numbers(self.step, self.decisions.tau) is None:
+                return "plain: the step is not in the kernels"
+            return TRITON_DECISIONS
+        if not triton_classes.takes_classes(input, target, self.step):
+            return "plain: no kernels for such classes, such a step, or deterministic algorithms"
+        return TRITON_CLASSES
+
+    def note(self, way: str, loss: object) -> None:
+        """Log a way of this loss the first time it is taken."""
+        if way not in self._logged:
+            self._logged.add(way)
+            logger.debug("%r: %s", loss, way)
+
+    def fused_on_cpu(self, batch: Batch) -> Tensor:
+        """The loss of a batch whose way is ``"fused-cpu"``."""
+        assert self.decisions is not None
+        return fused_loss(batch, self.decisions)
+
+    def fused_on_cuda(self, input: Tensor, target: Tensor) -> Tensor:
+        """The loss by Triton's kernels, on the tensors as they are."""
+        from stepless import triton_classes, triton_decisions  # noqa: PLC0415 - they need Triton, which CUDA builds have
+
+        if self.decisions is not None:
+            raw = Batch(input, target, None, None, self.path.inputs == "logits", torch.float32)
+            return triton_decisions.fused_loss(raw, self.decisions)
+        assert self.classes is not None
+        ignored = IGNORED_CLASS if self.path.ignore_index is None else self.path.ignore_index
+        return triton_classes.fused_class_loss(input, target, ignored, self.classes)
+
+
+def _ruled_out(path: Path, step: Step, extra: str | None) -> str | None:
+    """Why no fused way applies; None where one may: they take one threshold, the metric and nothing else."""
+    plain = replace(
+        Path(),
+        task=path.task,
+        cuts=path.cuts,
+        inputs=path.inputs,
+        ignore_index=path.ignore_index,
+        weight=path.weight,
+    )
+    if path != plain or not isinstance(path.cuts, float):
+        return "plain: the average, the thresholds or the overlap are not the fused ways' own"
+    if extra is not None:
+        return f"plain: the loss has {extra}"
+    if path.weight is not None and not any(path.weight):
+        return "plain: no label weighs anything"
+    if not _linearises(step):
+        return "plain: the step has no linearise of its own"
+    return None
+
+
+def _objective(path: Path, metric: Metric, step: Step) -> Objective | str:
+    """What the fused ways need; or why they do not apply."""
+    assert isinstance(path.cuts, float)
+    if path.task == "multiclass" and metric.kind != "class":
+        return _joint_objective(path, metric, step)
+    several = path.task != "binary"
+    if several and math.isnan(metric.option("zero_division") or 0.0):
+        return "plain: undefined classes are left out of the mean"
+
+    def distance(cells: Any) -> Any:
+        """The loss of the cells ``(…, 4)`` of one label or class."""
+        one = cells[..., None, None, None, :]
+        return metric.distance(evaluate(metric, one, "binary", "macro")[..., 0, 0])
+
+    traced = differentiators(distance)
+    if traced is None:
+        return "plain: the formula cannot be traced"
+    return Objective(step, path.cuts, distance, *traced, several, path.weight)
+
+
+def _joint_objective(path: Path, metric: Metric, step: Step) -> Objective | str:
+    """The same for a metric that reads all classes at once."""
+
+    def distance(cells: Any) -> Any:
+        """The loss of the cells of all classes, ``(…, K)`` each of four."""
+        return metric.distance(metric(*cells))
+
+    assert isinstance(path.cuts, float)
+    if metric.kind == "matrix" or not traces_classes(distance):
+        return "plain: the metric reads the whole confusion matrix, or cannot be traced"
+    return Objective(
+        step, path.cuts, distance, differentiate=_unused, differentiate_each=_unused, over_labels=_unused, labels=True,
+        joint=True,
+    )  # fmt: skip
+
+
+def _unused(*_: Any) -> Any:
+    raise AssertionError("classes are fused on CUDA only, where formulas become kernels")
+
+
+def _linearises(step: Step) -> bool:
+    """Whether one class says all of what the step is: a user's step need not have a `Step.linearise`, or inherits one.
+
+    An inherited one is of the step it was inherited from, and no longer this one's.
+    """
+    names = ("__call__", "from_logits", "linearise", "linearise_logits", "linearise_few")
+    owners = {next(c for c in type(step).__mro__ if name in vars(c)) for name in names} - {Step}
+    return len(owners) == 1 and "linearise" in vars(owners.pop())

@@ -1,0 +1,308 @@
+"""The fused ways agree with the plain one, and which of them a batch goes can be asked, and is logged."""
+
+import copy
+import logging
+import pickle
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stepless as sl
+from stepless import kernels
+from stepless.dispatch import FUSED_CPU, logger
+from stepless.kernels import plain_loss
+from stepless.steps import STEPS, Linear, Step
+from stepless.tracing import differentiated, over_labels
+
+TASKS = ("binary", "multilabel")
+SMOOTH = [name for name in STEPS if name != "hard"]
+SHAPES = {"binary": [(1,), (41,), (1271,), (7, 1), (3, 5, 4)], "multilabel": [(1, 1), (41, 3), (97, 31), (2, 3, 4, 5)]}
+#: Where numpy is not used, with a last block that is not full.
+LARGE = {"binary": (20_011,), "multilabel": (4_001, 5)}
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2 * 2**-10, torch.bfloat16: 2 * 2**-7}
+
+
+def draw(shape, dtype=torch.float32, seed=0, rate=0.4):
+    generator = torch.Generator().manual_seed(seed)
+    scores = (2 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
+    return scores, (torch.rand(shape, generator=generator) < rate).long()
+
+
+def plain(loss_fn, scores, target, sample_weight=None):
+    """The loss by the plain path, whatever the fused ones say."""
+    return loss_fn.settle(loss_fn.measure(scores, target, sample_weight))
+
+
+def agree(loss_fn, scores, target, sample_weight=None, tolerance=None):
+    """Value and gradient of the fused way are those of the plain one."""
+    assert loss_fn.path_for(scores, target, sample_weight) == FUSED_CPU
+    results = []
+    for run in (loss_fn, lambda *batch: plain(loss_fn, *batch)):
+        leaf = scores.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+        loss = run(leaf, target, sample_weight)
+        results.append((loss.detach(), torch.autograd.grad(loss, leaf)[0]))
+    (value, gradient), (value_by_plain, gradient_by_plain) = results
+    assert value.dtype == value_by_plain.dtype
+    assert gradient.dtype == gradient_by_plain.dtype
+    tolerance = tolerance or TOLERANCE[scores.dtype]
+    torch.testing.assert_close(value, value_by_plain, rtol=tolerance, atol=tolerance, equal_nan=True)
+    scale = max(gradient_by_plain.abs().max().item(), 1 / scores.numel())  # below this all is rounding
+    torch.testing.assert_close(gradient, gradient_by_plain, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Agreement
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("metric", sl.METRICS)
+@pytest.mark.parametrize("step", SMOOTH)
+def test_every_metric_and_step(metric, step, task):
+    loss_fn = sl.MetricLoss(metric, step=step, task=task)
+    for shape in SHAPES[task]:
+        for dtype in (torch.float32, torch.float64):
+            agree(loss_fn, *draw(shape, dtype))
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("step", SMOOTH)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("inputs", ["logits", "probabilities"])
+def test_every_dtype_and_kind_of_input(inputs, dtype, step, task):
+    loss_fn = sl.MetricLoss("f1", step=step, task=task, inputs=inputs, threshold=0.3)
+    for shape in SHAPES[task]:
+        scores, target = draw(shape, dtype)
+        agree(loss_fn, scores if inputs == "logits" else scores.sigmoid(), target)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("step", SMOOTH)
+def test_many_scores_in_blocks(step, task, monkeypatch):
+    for block in (kernels.BLOCK, 4_096, 1):  # one block; several and a rest; a row at a time
+        monkeypatch.setattr(kernels, "BLOCK", block if block > 1 else 512)
+        scores, target = draw(LARGE[task], torch.float64)
+        agree(sl.MetricLoss("mcc", step=step, task=task, threshold=0.3), scores, target)
+        agree(sl.MetricLoss("f1", step=step, task=task), scores, target, torch.rand(len(scores), dtype=torch.float64))
+    monkeypatch.setattr(kernels, "FEW", 0)
+    for shape in SHAPES[task]:
+        agree(sl.MetricLoss("f1", step=step, task=task), *draw(shape))
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("few", [0, kernels.FEW])
+def test_weights_masks_and_odd_layouts(task, few, monkeypatch):
+    monkeypatch.setattr(kernels, "FEW", few)
+    loss_fn = sl.MetricLoss("mcc", task=task, ignore_index=7)
+    shape = (41,) if task == "binary" else (41, 3)
+    scores, target = draw(shape)
+    target[::5] = 7
+    agree(loss_fn, scores, target, torch.rand(41))
+    if task == "multilabel":
+        agree(sl.MetricLoss("f1", task=task, weight=(1.0, 0.0, 3.0)), scores, (target == 1).float())
+    spread, marks = draw((82, *shape[1:]))
+    agree(sl.MetricLoss("f1", task=task), spread[::2], marks.bool()[::2])
+    if task == "multilabel":
+        agree(sl.MetricLoss("f1", task=task), *(x.t() for x in draw((3, 41))))
+        images = [x.contiguous(memory_format=torch.channels_last) for x in draw((2, 3, 4, 5))]
+        agree(sl.MetricLoss("f1", task=task), *images)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("metric", sl.METRICS)
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_one_class_alone(metric, rate, task):
+    shape = (64,) if task == "binary" else (64, 3)
+    for saturated in (1.0, 50.0):
+        scores, target = draw(shape, torch.float64, rate=rate)
+        agree(sl.MetricLoss(metric, task=task), scores * saturated, target)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-8, 8), st.floats(0, 1)), min_size=1, max_size=30),
+    st.sampled_from(["f1", "mcc", "p4", "g_mean", "npv", "cohen_kappa"]),
+    st.sampled_from(SMOOTH),
+    st.floats(0.05, 0.95),
+)
+@settings(deadline=None, max_examples=150)
+def test_any_batch_of_soft_targets(rows, metric, step, threshold):
+    scores, target = torch.tensor(rows, dtype=torch.float64).T
+    loss_fn = sl.MetricLoss(metric, step=step, threshold=threshold)
+    # a cell that is nearly empty is a difference of sums, and MCC a difference of such cells
+    agree(loss_fn, scores.contiguous(), target.contiguous(), tolerance=1e-8)
+
+
+@pytest.mark.parametrize("labels", [2, 15, 16, 40])
+def test_few_and_many_labels(labels):
+    weight = tuple(range(1, labels + 1))
+    for options in ({}, {"weight": weight}):
+        agree(sl.MetricLoss("mcc", task="multilabel", **options), *draw((57, labels), torch.float64))
+
+
+@pytest.mark.parametrize("size", [5, 20_000])
+@pytest.mark.parametrize("task", TASKS)
+def test_nan_scores_give_a_nan_loss(size, task):
+    shape = (size,) if task == "binary" else (size, 3)
+    scores, target = draw(shape)
+    scores[3] = torch.nan
+    for metric in ("f1", "mcc", "accuracy"):
+        loss_fn = sl.MetricLoss(metric, task=task)
+        assert loss_fn.path_for(scores, target) == FUSED_CPU
+        assert loss_fn(scores, target).isnan()
+
+
+def test_scores_are_not_changed():
+    for size in (100, 20_000):
+        scores, target = draw((size,))
+        target = target.float()
+        before = scores.clone(), target.clone()
+        sl.MetricLoss("f1")(scores.requires_grad_(), target, torch.ones(size)).backward()
+        assert torch.equal(scores.detach(), before[0])
+        assert torch.equal(target, before[1])
+
+
+def test_a_graph_may_be_kept_and_scaled():
+    for size in (100, 20_000):
+        scores, target = draw((size,))
+        scores.requires_grad_()
+        loss = sl.MetricLoss("f1")(scores, target)
+        (first,) = torch.autograd.grad(loss, scores, retain_graph=True)
+        (second,) = torch.autograd.grad(loss, scores, torch.tensor(3.0))
+        torch.testing.assert_close(3 * first, second)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_plain_twin_of_an_objective(task):
+    loss_fn = sl.MetricLoss("f1", task=task)
+    scores, target = draw(SHAPES[task][1], torch.float64)
+    batch = loss_fn.path.read(scores, target, None)
+    torch.testing.assert_close(plain_loss(batch, loss_fn._ways.decisions), loss_fn(scores, target))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Traced formulas
+# ---------------------------------------------------------------------------------------------------------------------
+
+CELLS = st.tuples(*[st.floats(1e-3, 1e4) | st.just(0.0)] * 4)
+
+
+@given(st.lists(CELLS, min_size=1, max_size=5), st.sampled_from(["f1", "mcc", "p4", "g_mean", "heidke", "cost"]))
+@settings(deadline=None)
+def test_numbers_arrays_and_the_loop_say_the_same(rows, metric):
+    objective = sl.MetricLoss(metric)._ways.decisions
+    numbers = np.array([objective.differentiate(*row) for row in rows])
+    arrays = np.stack([np.broadcast_to(x, len(rows)) for x in objective.differentiate_each(*np.array(rows).T)], -1)
+    np.testing.assert_allclose(arrays, numbers, rtol=1e-9, atol=1e-12)
+    sums = [(tp, tp + fp, tp + fn, tp + fp + fn + tn) for tp, fp, fn, tn in rows]
+    loss, alarms, more = over_labels(objective.of)(sums, [1.0] * len(rows), 0.0)
+    again = np.array([objective.differentiate(tp, p - tp, s - tp, n - s - p + tp) for tp, p, s, n in sums])
+    np.testing.assert_allclose(loss, again[:, 0].sum(), rtol=1e-9)
+    np.testing.assert_allclose(alarms, again[:, 2] - again[:, 4], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(more, again[:, 1] - again[:, 3] - again[:, 2] + again[:, 4], rtol=1e-9, atol=1e-12)
+
+
+def test_powers_are_those_of_arrays():
+    """Python's own turn complex, or raise."""
+    of = differentiated(lambda cells: (cells[0] - cells[1]) ** 0.5)
+    assert np.isnan(of(1.0, 2.0, 0.0, 0.0)[:3]).all()
+    assert of(2.0, 2.0, 0.0, 0.0)[1] == np.inf
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Which way
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cubic(Step):
+    promises = frozenset()
+
+    def __call__(self, p, tau):
+        return p**3
+
+
+@dataclass(frozen=True)
+class Shifted(Linear):
+    def __call__(self, p, tau):
+        return 0.5 * super().__call__(p, tau)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, FUSED_CPU),
+        ({"inputs": "probabilities", "threshold": 0.3, "ignore_index": 9}, FUSED_CPU),
+        ({"blend": 0.1}, "plain: the loss has a blend"),
+        ({"schedule": sl.Schedule(sharpness=(1.0, 5.0))}, "plain: the loss has a schedule"),
+        ({"memory": sl.Memory()}, "plain: the loss has a memory"),
+        ({"subject_to": "recall >= 0.9"}, "plain: the loss has constraints"),
+        ({"threshold": (0.2, 0.5)}, "plain: the average, the thresholds or the overlap are not the fused ways' own"),
+        ({"step": Cubic()}, "plain: the step has no linearise of its own"),
+        ({"step": Shifted()}, "plain: the step has no linearise of its own"),
+    ],
+    ids=str,
+)
+def test_settings_choose_the_way(options, reason):
+    scores, target = draw((8,))
+    loss_fn = sl.MetricLoss("f1", **options)
+    assert loss_fn.path_for(scores.sigmoid(), target) == reason
+    assert copy.deepcopy(loss_fn).path_for(scores.sigmoid(), target) == reason
+    assert pickle.loads(pickle.dumps(sl.MetricLoss("f1"))).path_for(scores, target) == FUSED_CPU
+
+
+def test_batches_choose_the_way():
+    loss_fn, (scores, target) = sl.MetricLoss("f1"), draw((8,))
+    assert loss_fn.path_for(scores, target, torch.ones(8)) == FUSED_CPU
+    assert "wants a gradient" in loss_fn.path_for(scores, target.float().requires_grad_())
+    assert "wants a gradient" in loss_fn.path_for(scores, target, torch.ones(8, requires_grad=True))
+    assert "the batch is empty" in loss_fn.path_for(scores[:0], target[:0])
+    assert "no kernels for input on meta" in loss_fn.path_for(scores.to("meta"), target)
+    assert "two devices" in loss_fn.path_for(scores, target.to("meta"))
+    assert "CUDA only" in sl.MetricLoss("f1", task="multiclass").path_for(torch.zeros(4, 3), target[:4])
+    assert "whole confusion matrix" in sl.MetricLoss("weighted_kappa", task="multiclass").path_for(
+        torch.zeros(4, 3), target[:4]
+    )
+    assert "not one entry a label" in sl.MetricLoss("f1", task="multilabel", weight=(1, 2)).path_for(
+        torch.zeros(4, 3), torch.zeros(4, 3)
+    )
+    weightless = sl.MetricLoss("f1", task="multilabel", weight=(0, 0, 0))
+    assert weightless.path_for(torch.zeros(4, 3), torch.zeros(4, 3)) == "plain: no label weighs anything"
+    assert weightless(torch.zeros(4, 3), torch.zeros(4, 3)) == 1
+    assert sl.MetricLoss("auroc").path_for(scores, target) == "plain: a ranking has no counts"
+    asked = []
+    torch.func.vmap(lambda z: asked.append(loss_fn.path_for(z, target)) or z)(scores[None])
+    assert "transform" in asked[0]
+
+
+def test_forward_mode_goes_the_plain_way():
+    loss_fn, (scores, target) = sl.MetricLoss("f1"), draw((8,), torch.float64)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(scores, torch.ones_like(scores))
+        slope = torch.autograd.forward_ad.unpack_dual(loss_fn(dual, target)).tangent
+    leaf = scores.clone().requires_grad_()
+    torch.testing.assert_close(slope, torch.autograd.grad(loss_fn(leaf, target), leaf)[0].sum())
+
+
+def test_a_step_that_inherits_its_linearise_is_not_taken_for_its_parent():
+    scores, target = draw((41,), torch.float64)
+    loss_fn = sl.MetricLoss("recall", step=Shifted())
+    torch.testing.assert_close(1 - loss_fn(scores, target), (1 - sl.MetricLoss("recall")(scores, target)) / 2)
+
+
+def test_a_way_is_logged_once(caplog):
+    scores, target = draw((8,))
+    loss_fn = sl.MetricLoss("f1")
+    with caplog.at_level(logging.DEBUG, logger=logger.name):
+        for _ in range(3):
+            loss_fn(scores, target)
+        loss_fn(scores[:0], target[:0])
+    assert [record.getMessage() for record in caplog.records] == [
+        "MetricLoss('f1', step=Linear(delta=0.1, width=1.0)): fused-cpu",
+        "MetricLoss('f1', step=Linear(delta=0.1, width=1.0)):"
+        " plain: the batch is empty, or the target wants a gradient",
+    ]
+    assert {record.name for record in caplog.records} == {"stepless"}
