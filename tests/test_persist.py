@@ -120,7 +120,7 @@ def test_line_ends_and_indentation_do_not_matter(tmp_path):
 
 
 def test_every_kind_of_member_can_be_read():
-    assert set(MEMBER_KINDS) == {"net", "factory"}
+    assert set(MEMBER_KINDS) == {"net", "factory", "lightgbm", "xgboost", "catboost"}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ def test_size_has_a_limit(model_folder):
         (lambda d: d["members"].append(1), "member 2 must be a dict that says its kind; got 1."),
         (
             lambda d: d["members"][0].update(kind="pickle"),
-            "member 0 must be of one of the kinds net, factory; got 'pickle'",
+            "member 0 must be of one of the kinds net, factory, lightgbm, xgboost, catboost; got 'pickle'",
         ),
         (lambda d: d["members"][0].update(weight="1"), "a member's weight must be a number; got '1'."),
         (lambda d: d["members"][0].update(weight=0.9), "the members' weights must be at least 0 and sum to 1"),
