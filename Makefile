@@ -22,6 +22,8 @@ $(VENV)/ready: pyproject.toml constraints.txt
 demo: $(VENV)/ready
 	$(BIN)/python examples/first_result.py
 
+# One thread a worker: two workers with two threads each wait for one another more than they work.
+test: export OMP_NUM_THREADS = 1
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -m "not full" -n 2
 

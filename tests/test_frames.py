@@ -364,7 +364,7 @@ def test_names():
         (pd.DataFrame({"a": pd.interval_range(0, 1)}), TypeError, "not 'Interval'"),
         (pd.DataFrame({"a": pd.Categorical(pd.to_datetime(["2020"]))}), TypeError, "column 'a' holds dates or times"),
     ],
-    ids=repr,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_bad_input(X, error, match):
     with pytest.raises(error, match=match):

@@ -21,7 +21,12 @@ from stepless.thresholds import tune_threshold
 from stepless.tuning import Tuning
 
 if TYPE_CHECKING:
+    from stepless import boosting as boosting
     from stepless import plots as plots
+    from stepless.booster import MetricBooster as MetricBooster
+    from stepless.estimator import MetricClassifier as MetricClassifier
+    from stepless.folders import ModelFileError as ModelFileError
+    from stepless.loading import load as load
     from stepless.tuned import TunedThreshold as TunedThreshold
 
 ratio = for_formulas(numerics.ratio)
@@ -63,7 +68,15 @@ __all__ = [
 ]
 
 #: What needs an extra is imported when it is asked for: its name, its module, and the package that must be there.
-_EXTRAS = {"TunedThreshold": ("stepless.tuned", "sklearn"), "plots": ("stepless.plots", "matplotlib")}
+_EXTRAS = {
+    "MetricBooster": ("stepless.booster", "sklearn"),
+    "MetricClassifier": ("stepless.estimator", "sklearn"),
+    "ModelFileError": ("stepless.folders", "safetensors"),
+    "TunedThreshold": ("stepless.tuned", "sklearn"),
+    "boosting": ("stepless.boosting", "torch"),
+    "load": ("stepless.loading", "sklearn"),
+    "plots": ("stepless.plots", "matplotlib"),
+}
 
 
 def __getattr__(name: str) -> Any:

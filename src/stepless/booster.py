@@ -1,0 +1,303 @@
+"""`MetricBooster`: boosted trees of LightGBM, XGBoost or CatBoost that are grown, stopped and cut for a metric."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from numbers import Integral, Real
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepless.boosting import Library
+from stepless.calibration import Calibration, Identity, fit_calibration
+from stepless.choosing import Choice, Option, check_cut, choose
+from stepless.costs import Costs, Floats, Form
+from stepless.growing import Growth, Watch, grow
+from stepless.model import Model, library_versions, mean_score
+from stepless.params import json_params
+from stepless.portfolio import Ensemble, make_folds, merge_rows
+from stepless.predicting import Predicting
+from stepless.preprocessing import Features, fit_features
+from stepless.rules import Rule
+from stepless.scoring import make_path
+from stepless.steppers import Settings, library_module
+from stepless.thresholds import tune_threshold
+
+try:
+    from sklearn.utils import check_random_state
+except ModuleNotFoundError as error:
+    if error.name != "sklearn":
+        raise
+    raise ModuleNotFoundError(
+        'MetricBooster needs scikit-learn: pip install "stepless[sklearn]"', name="sklearn"
+    ) from None
+
+#: With fewer distinct rows no fold is held out: what remained would be too little, and what is held too few to count.
+_FEWEST = 50
+#: So many rows are looked at to see that there are enough distinct ones.
+_LOOK = 1000
+
+
+class MetricBooster(Predicting):
+    """Gradient boosting for the metric you report.
+
+    `fit` grows boosters on cross-entropy weighted by what each decision is worth to the metric (`stepless.costs`), and
+    on plain cross-entropy, each ``n_members`` times without a fold of the rows. All boosters of a kind grow in step:
+    the rows that each has not seen are scored after every round, and their counts say what decisions are worth in the
+    next. They also say when to stop, on the metric itself, calibrate the probabilities, and say where to cut. What
+    predicts is the mean of all boosters.
+
+    A table of fewer than 50 distinct rows leaves none to hold out: one booster of each kind is then grown on all rows,
+    equal ones made one of their weights together, and cut at ½.
+
+    Args:
+        metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
+        library: ``"lightgbm"``, ``"xgboost"`` or ``"catboost"``.
+        forms: What to grow for: ``"cost"``, ``"cross_entropy"``, ``"metric"`` (the soft metric itself), or some of
+            them. Where there are constraints, plain cross-entropy alone is used, and the threshold meets them.
+        threshold: ``"expected"`` for the threshold that is best if every held-out row is positive with the probability
+            that it is calibrated to, which is steadier than the best on their few true labels; ``"tuned"`` for the best
+            on these (and for several classes, whose offsets are always tuned so); ``"half"`` for ½ (the largest score);
+            ``"auto"`` for the better of the last two on held-out rows.
+        n_members: Boosters of each form, and so folds; 1 holds out a fifth of the rows once.
+        n_estimators: Rounds, at most.
+        learning_rate: How far each goes.
+        patience: Stop after so many rounds without a better metric of the held-out rows, and keep the best; None never
+            stops.
+        params: Further parameters by the library's own names, such as ``{"num_leaves": 15}``.
+        average: Multiclass: ``"macro"`` (default), ``"micro"`` or ``"weighted"``.
+        subject_to: Constraints, as in ``"precision >= 0.9"``.
+        metric_options: Options of the metric, as in ``{"beta": 2}``, or ``{"maximize": False}`` for a formula.
+        pos_label: Binary: which class is the positive one. By default 1 or True where there is one (``{0, 1}``,
+            ``{-1, 1}``), otherwise the rarer class.
+        calibrate: Whether probabilities are calibrated on held-out rows. Otherwise those of the cost form are tilted,
+            so that ½ is where the metric wants the cut.
+        n_jobs: How many threads the library uses.
+        random_state: Seed of the folds and of what the library draws.
+
+    Attributes:
+        rounds_: For each form, how many rounds were kept.
+        history_: For each form, the metric of held-out rows after every fifth round, greater being better.
+
+    Those of `stepless.predicting.Predicting` as well.
+
+    Example:
+        >>> from sklearn.datasets import make_classification
+        >>> X, y = make_classification(400, weights=[0.9], random_state=0)
+        >>> model = MetricBooster(metric="f1", n_estimators=20, random_state=0).fit(X, y)
+        >>> bool((model.predict(X) == (model.predict_proba(X)[:, 1] >= model.best_threshold_)).all())
+        True
+    """
+
+    def __init__(
+        self,
+        metric: Any = "f1",
+        library: Library = "lightgbm",
+        *,
+        forms: Any = ("cost", "cross_entropy"),
+        threshold: str = "expected",
+        n_members: int = 5,
+        n_estimators: int = 150,
+        learning_rate: float = 0.1,
+        patience: int | None = 50,
+        params: Any = None,
+        average: str | None = None,
+        subject_to: Any = None,
+        metric_options: dict[str, Any] | None = None,
+        pos_label: Any = None,
+        calibrate: bool = True,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.metric = metric
+        self.library = library
+        self.forms = forms
+        self.threshold = threshold
+        self.n_members = n_members
+        self.n_estimators = n_estimators
+        self.learning_rate = learning_rate
+        self.patience = patience
+        self.params = params
+        self.average = average
+        self.subject_to = subject_to
+        self.metric_options = metric_options
+        self.pos_label = pos_label
+        self.calibrate = calibrate
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> MetricBooster:
+        """Grow, stop, calibrate and cut. A fit that fails leaves everything as it was.
+
+        Args:
+            X: Rows: an array, a list of rows, or a pandas or polars frame. Categories and missing values are fine.
+            y: Labels ``(N,)``.
+            sample_weight: One weight a row.
+        """
+        settings = self._settings()
+        table, target, weight, rule = self._read(X, y, sample_weight)
+        forms = self._forms(rule)
+        rule = replace(rule, seed=settings.seed)
+        features = fit_features(table, weight)
+        matrix = features.matrix(table)
+        folds: tuple[NDArray[np.intp], ...] = ()
+        n = self._folds(target, rule)
+        if n and _are_distinct(matrix):
+            folds = make_folds(target, rule.task, n, settings.seed)  # type: ignore[arg-type]
+            weight = None if weight is None else weight * (len(weight) / weight.sum())
+        else:  # here a weight of k is k rows: how many there are matters to the libraries
+            matrix, target, weight = merge_rows(matrix, target, weight)
+        path = make_path((rule.resolved,), task=rule.task, average=rule.average)
+        growths = [
+            grow(
+                matrix, target, weight, Costs(rule.resolved, path.task, len(rule.classes), path.average, form),
+                settings, folds, self.patience, self._watch(),
+            )
+            for form in forms
+        ]  # fmt: skip
+        choice = self._choose(growths, rule, target, weight, folds)
+        model = self._make_model(features, growths, choice, rule)
+        self.rounds_ = {form: growth.rounds for form, growth in zip(forms, growths, strict=True)}
+        self.history_ = {form: growth.scores for form, growth in zip(forms, growths, strict=True)}
+        self._adopt(model, rule)
+        return self
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # The parts of a fit
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _settings(self) -> Settings:
+        if self.library not in get_args(Library):
+            known = ", ".join(map(repr, get_args(Library)))
+            raise ValueError(f"library must be one of {known}; got {self.library!r}.")
+        library_module(self.library)
+        for name, least in (("n_estimators", 1), ("n_members", 1), ("patience", 1)):
+            value: Any = getattr(self, name)
+            if name == "patience" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+                raise ValueError(f"{name} must be a whole number from {least} up; got {value!r}.")
+        rate: Any = self.learning_rate
+        if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 < float(rate) < math.inf:
+            raise ValueError(f"learning_rate must be a number above 0; got {rate!r}.")
+        if self.params is not None and not isinstance(self.params, dict):
+            raise TypeError(f"params must be a dict of the library's parameters; got {type(self.params).__name__}.")
+        seed = self.random_state
+        seed = int(seed) if isinstance(seed, Integral) else int(check_random_state(seed).randint(2**31 - 1))
+        return Settings(
+            self.library, int(self.n_estimators), float(rate), dict(self.params or {}), seed % 2**31,
+            _threads(self.n_jobs),
+        )  # fmt: skip
+
+    def _check_task(self, task: str) -> None:
+        if task == "multilabel":
+            raise ValueError(
+                "MetricBooster takes one label a row; for 0 and 1 in several columns use"
+                " sklearn.multioutput.MultiOutputClassifier(MetricBooster(…))."
+            )
+
+    def _forms(self, rule: Rule) -> tuple[Form, ...]:
+        if self.threshold != "expected":
+            check_cut(self.threshold, rule.subject_to)
+        forms, known = self.forms, get_args(Form)
+        if isinstance(forms, str) or not forms or len(set(forms)) < len(forms) or not set(forms) <= set(known):
+            raise ValueError(f"forms must be some of {', '.join(map(repr, known))}; got {forms!r}.")
+        return ("cross_entropy",) if rule.subject_to is not None else tuple(forms)
+
+    def _folds(self, target: NDArray[np.int64], rule: Rule) -> int:
+        """How many folds there can be; 0 for none."""
+        smallest = int(np.bincount(target).min())
+        if smallest < 2:
+            return 0
+        # without a row of each class left to grow on, there is nothing to decide
+        return min(int(self.n_members), smallest) if rule.task == "binary" else int(self.n_members)
+
+    def _watch(self) -> Watch:
+        if self.subject_to is not None:
+            return "loss"
+        return "half" if self.threshold == "half" else "cut"
+
+    def _choose(
+        self,
+        growths: list[Growth],
+        rule: Rule,
+        target: NDArray[np.int64],
+        weight: Floats | None,
+        folds: tuple[NDArray[np.intp], ...],
+    ) -> Choice:
+        """The calibration and the cut of the mean of all forms."""
+        stacked = np.stack([growth.ensemble.held for growth in growths])
+        shares = np.full(len(growths), 1 / len(growths))
+        if rule.task == "binary":
+            held = mean_score(stacked[..., None], shares, "binary")[:, 0]
+        else:
+            held = mean_score(stacked, shares, "multiclass")
+        rows = np.concatenate(folds) if folds else np.arange(len(target))
+        numbers = np.repeat(np.arange(len(folds)), [len(fold) for fold in folds]) if folds else np.zeros(len(rows), int)
+        y, w = target[rows], None if weight is None else weight[rows]
+        if self.threshold == "expected" and folds and rule.task == "binary":
+            return _expected(held, rule, y, w, calibrate=self.calibrate)
+        cut: Any = "tuned" if self.threshold == "expected" else self.threshold
+        if not folds and rule.subject_to is None:
+            cut = "half"  # of rows that the trees have grown on there is nothing to be learned about the cut
+        average = Ensemble("average", growths[0].ensemble.member, held)
+        return choose([average], rule, y, w, numbers, cut=cut, calibrate=self.calibrate and bool(folds))
+
+    def _make_model(self, features: Features, growths: list[Growth], choice: Choice, rule: Rule) -> Model:
+        library, score = library_module(self.library), choice.option.score
+        return Model(
+            task=rule.task,  # type: ignore[arg-type]
+            classes=rule.classes,
+            positive=rule.positive if rule.task == "binary" else None,
+            metric=rule.resolved.name,
+            features=features,
+            members=tuple(growth.ensemble.member for growth in growths),
+            weights=(1 / len(growths),) * len(growths),
+            calibration=choice.calibration,
+            threshold=choice.threshold,
+            versions={**library_versions(), self.library: str(library.__version__)},
+            settings={
+                "estimator": type(self).__name__,
+                "params": json_params(self),
+                "score": None if math.isnan(score) else score,
+            },
+        )
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+
+def _expected(held: Floats, rule: Rule, target: NDArray[np.int64], weight: Floats | None, *, calibrate: bool) -> Choice:
+    """Calibrate held-out scores, and cut where the metric is best if rows are positive as often as that says.
+
+    The best cut on true labels follows each of them, and of few positives there are few. A calibration is a smooth fit
+    to all rows, and so is the metric's expectation under it.
+    """
+    calibration: Calibration = fit_calibration(held, target, weight, "binary")
+    p = calibration.probabilities(held)
+    cut = tune_threshold(p, p, rule.resolved, rule.subject_to, weight, inputs="probabilities").threshold
+    assert isinstance(cut, float)
+    if not calibrate:
+        plain = Identity("binary")
+        cut = cut if math.isinf(cut) else float(plain.probabilities(calibration.inverse([cut]))[0])
+        calibration = plain
+    score = rule.score(calibration.probabilities(held) >= cut, target, weight)
+    option = Option("average", (1.0,), True, score)
+    return Choice(option, (option,), calibration, cut)
+
+
+def _threads(n_jobs: int | None) -> int:
+    """As joblib counts them: None is one, −1 all, −2 all but one."""
+    if n_jobs == 0:
+        raise ValueError("n_jobs must be a number of threads, or −1 for all; got 0.")
+    return 1 if n_jobs is None else n_jobs if n_jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + n_jobs)
+
+
+def _are_distinct(matrix: NDArray[np.float32]) -> bool:
+    """Whether enough rows differ from each other; usually the first ones do."""
+    return any(len(np.unique(part, axis=0)) >= _FEWEST for part in (matrix[:_LOOK], matrix) if len(part) >= _FEWEST)

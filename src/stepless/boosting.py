@@ -1,0 +1,296 @@
+"""Any metric as an objective for LightGBM, XGBoost and CatBoost, and as what they stop early on.
+
+What is computed is in `stepless.costs`; here it meets what each library calls. Scores are raw (log-odds, or one a class
+before a softmax), so start them where `Objective.initial` says and read them by `Objective.link`: a library does
+neither for an objective that it does not know.
+
+LightGBM and XGBoost hand over all rows at once. CatBoost hands over blocks of rows: its objective adds their counts up
+and takes those of the last full pass over the rows, which must be all passes over the same rows
+(``boosting_type="Plain"``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepless.costs import Costs, Floats, Form
+from stepless.formula import resolve
+from stepless.registry import Metric
+from stepless.scoring import make_path
+from stepless.tasks import Task
+
+Library = Literal["lightgbm", "xgboost", "catboost"]
+
+
+def objective(
+    metric: str | Metric | Callable[..., Any],
+    library: Library = "lightgbm",
+    *,
+    task: Task = "binary",
+    classes: int | None = None,
+    average: str | None = None,
+    form: Form = "cost",
+    target: Any = None,
+    sample_weight: Any = None,
+    maximize: bool | None = None,
+    **options: Any,
+) -> Objective:
+    """The objective that trains boosted trees for a metric.
+
+    Args:
+        metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
+        library: ``"lightgbm"``, ``"xgboost"`` or ``"catboost"``.
+        task: ``"binary"``, with targets 0 and 1, or ``"multiclass"``, with targets 0 … K − 1.
+        classes: Multiclass: how many classes there are.
+        average: Multiclass: ``"macro"`` (default), ``"micro"`` or ``"weighted"``.
+        form: ``"cost"``: cross-entropy, weighted by what a decision is worth to the metric at the present counts;
+            ``"metric"``: the soft metric itself. See `stepless.costs`.
+        target: CatBoost, which needs to know all rows beforehand: the training target.
+        sample_weight: CatBoost: the weights of the training rows, where there are any.
+        maximize: For formulas: whether greater is better (default True).
+        options: Options of the metric, such as ``beta``.
+
+    Returns:
+        What LightGBM takes as ``params["objective"]`` and XGBoost as ``obj`` (or either, in its scikit-learn class, as
+        ``objective``), or CatBoost as ``loss_function``.
+
+    Example:
+        >>> import lightgbm as lgb
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.normal(size=(500, 3))
+        >>> y = (X[:, 0] + rng.normal(size=500) > 1.5).astype(int)
+        >>> f1 = objective("f1")
+        >>> data = lgb.Dataset(X, y, init_score=np.full(500, f1.initial(y)[0]))
+        >>> trees = lgb.train({"objective": f1, "verbose": -1, "num_threads": 1}, data, 20)
+        >>> p = f1.link(f1.initial(y)[0] + trees.predict(X))
+        >>> p.shape, bool(((p >= 0) & (p <= 1)).all())
+        ((500, 2), True)
+    """
+    costs = _costs(metric, task, classes, average, form, maximize, options)
+    if library not in get_args(Library):
+        raise ValueError(f"library must be one of {', '.join(map(repr, get_args(Library)))}; got {library!r}.")
+    if library == "catboost":
+        if target is None:
+            raise ValueError(
+                "CatBoost shows an objective blocks of rows, so it must know the rows beforehand: pass target= (and"
+                " sample_weight=, where there is one)."
+            )
+        y, weight = _read(costs, target, sample_weight)
+        return (CatBoostObjective if task == "binary" else CatBoostClassesObjective)(costs, y, weight)
+    if target is not None or sample_weight is not None:
+        raise ValueError(f"{library} hands over all rows by itself; leave target and sample_weight out.")
+    return RowsObjective(costs)
+
+
+def evaluation(
+    metric: str | Metric | Callable[..., Any],
+    library: Library = "lightgbm",
+    *,
+    task: Task = "binary",
+    classes: int | None = None,
+    average: str | None = None,
+    maximize: bool | None = None,
+    **options: Any,
+) -> Evaluation:
+    """The metric of the decisions at ½ (of the most probable class), for early stopping on raw scores.
+
+    Args:
+        metric: As for `objective`.
+        library: ``"lightgbm"``, ``"xgboost"`` or ``"catboost"``.
+        task: ``"binary"`` or ``"multiclass"``.
+        classes: Multiclass: how many classes there are.
+        average: Multiclass: ``"macro"`` (default), ``"micro"`` or ``"weighted"``.
+        maximize: For formulas: whether greater is better (default True).
+        options: Options of the metric.
+
+    Returns:
+        What LightGBM takes as ``feval``, XGBoost as ``custom_metric`` and CatBoost as ``eval_metric``. The value is
+        the metric's own; its direction is `Evaluation.maximize`, which XGBoost's ``EarlyStopping`` must be told.
+
+    Example:
+        >>> check = evaluation("f1", "catboost")
+        >>> check.get_final_error(*check.evaluate([[1.0, -1.0, 2.0]], [1, 0, 0], None))
+        0.6666666666666666
+    """
+    if library not in get_args(Library):
+        raise ValueError(f"library must be one of {', '.join(map(repr, get_args(Library)))}; got {library!r}.")
+    return Evaluation(_costs(metric, task, classes, average, "cost", maximize, options), library)
+
+
+class Objective:
+    """An objective of boosted trees.
+
+    Args:
+        costs: The metric, as what boosting needs.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+
+    @property
+    def __name__(self) -> str:
+        """What XGBoost and LightGBM call it."""
+        return f"stepless_{self.costs.form}"
+
+    def initial(self, target: Any, sample_weight: Any = None) -> Floats:
+        """Where scores should start: ``(1,)``, the prior's log-odds, or ``(K,)``, the logarithms of the shares."""
+        return self.costs.initial(*_read(self.costs, target, sample_weight))
+
+    def link(self, scores: Any) -> Floats:
+        """Probabilities of the classes, ``(N, K)``, from raw scores."""
+        return self.costs.link(np.asarray(scores, np.float64))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.costs.metric.name!r}, form={self.costs.form!r})"
+
+
+class RowsObjective(Objective):
+    """For libraries that hand over all rows: ``(scores, data)``, or of scikit-learn's kin ``(target, scores)``."""
+
+    def __call__(self, first: Any, second: Any, weight: Any = None) -> tuple[Floats, Floats]:
+        """Gradient and hessian of all rows."""
+        if hasattr(second, "get_label"):
+            scores, target = first, second.get_label()
+            weight = second.get_weight()
+            weight = None if weight is None or len(weight) == 0 else weight
+        else:
+            target, scores = first, second
+        y, w = _read(self.costs, target, weight)
+        z = _shaped(self.costs, scores, len(y))
+        worth = self.costs.worth(self.costs.count(z, y, w))
+        return self.costs.derivatives(z, y, w, worth)
+
+
+class CatBoostObjective(Objective):
+    """For CatBoost, two classes: the counts are held here, and are those of the last full pass over the rows."""
+
+    def __init__(self, costs: Costs, target: NDArray[np.int64], weight: Floats | None) -> None:
+        super().__init__(costs)
+        start = np.tile(costs.initial(target, weight), (len(target), 1))
+        counts = costs.count(start[:, 0] if costs.task == "binary" else start, target, weight)
+        self.rows, self.worth = len(target), costs.worth(counts)
+        self._forget()
+
+    def calc_ders_range(self, approxes: Any, targets: Any, weights: Any) -> Any:
+        """What CatBoost calls for a block of rows: derivatives of what it maximises, ``(rows, 2)``."""
+        y, w = _read(self.costs, targets, weights)
+        z = np.asarray(approxes, np.float64)
+        gradient, hessian = self.costs.derivatives(z, y, w, self.worth)
+        self._note(z, y, w)
+        return -np.stack([gradient, hessian], 1)
+
+    def _note(self, scores: Floats, target: NDArray[np.int64], weight: Floats | None) -> None:
+        self._blocks.append((scores, target, np.ones(len(target)) if weight is None else weight))
+        self._seen += len(target)
+        if self._seen >= self.rows:
+            self.worth = self.costs.worth(self.costs.count(*map(np.concatenate, zip(*self._blocks, strict=True))))
+            self._forget()
+
+    def _forget(self) -> None:
+        # counted all at once, because rows of several classes come one by one
+        self._blocks: list[tuple[Any, ...]] = []
+        self._seen = 0
+
+
+class CatBoostClassesObjective(CatBoostObjective):
+    """For CatBoost, several classes, whose rows come one by one."""
+
+    def calc_ders_multi(self, approxes: Any, target: Any, weight: Any) -> tuple[Any, Any]:
+        """What CatBoost calls for a row: derivatives ``(K,)`` and ``(K, K)`` of what it maximises."""
+        z, y = np.asarray(approxes, np.float64), np.array([int(target)])
+        w = np.array([float(weight)])
+        gradient, _ = self.costs.derivatives(z[None], y, w, self.worth)
+        hessian = self.costs.curvature(z, int(target), float(weight), self.worth)
+        self._note(z[None], y, w)
+        return (-gradient[0]).tolist(), (-hessian).tolist()
+
+
+class Evaluation:
+    """The metric of decisions, in the form that a library asks for.
+
+    Args:
+        costs: The metric, as what boosting needs.
+        library: Which library asks.
+    """
+
+    def __init__(self, costs: Costs, library: Library) -> None:
+        self.costs, self.library = costs, library
+
+    @property
+    def __name__(self) -> str:
+        """What XGBoost and LightGBM call it."""
+        return self.costs.metric.name
+
+    @property
+    def maximize(self) -> bool:
+        """Whether greater is better."""
+        return self.costs.metric.greater_is_better
+
+    def __call__(self, scores: Any, data: Any) -> tuple[Any, ...]:
+        """LightGBM: name, value, whether greater is better. XGBoost: name and value."""
+        weight = data.get_weight()
+        named = (
+            self.__name__,
+            self._value(scores, data.get_label(), None if weight is None or not len(weight) else weight),
+        )
+        return (*named, self.maximize) if self.library == "lightgbm" else named
+
+    def is_max_optimal(self) -> bool:
+        """CatBoost: whether greater is better."""
+        return self.maximize
+
+    def evaluate(self, approxes: Sequence[Any], target: Any, weight: Any) -> tuple[float, float]:
+        """CatBoost: the value, and the weight it is to be divided by."""
+        scores = approxes[0] if self.costs.task == "binary" else np.stack([np.asarray(a) for a in approxes], 1)
+        return self._value(scores, target, weight), 1.0
+
+    def get_final_error(self, error: float, weight: float) -> float:
+        """CatBoost: the value."""
+        return error / weight
+
+    def _value(self, scores: Any, target: Any, weight: Any) -> float:
+        y, w = _read(self.costs, target, weight)
+        value = self.costs.score(_shaped(self.costs, scores, len(y)), y, w)
+        return value if self.maximize else -value
+
+
+def _costs(
+    metric: Any,
+    task: Task,
+    classes: int | None,
+    average: str | None,
+    form: Form,
+    maximize: bool | None,
+    options: dict[str, Any],
+) -> Costs:
+    resolved = resolve(metric, maximize=maximize, **options)
+    if (classes is None) == (task == "multiclass"):
+        raise ValueError("classes= says how many classes a multiclass task has, and a binary task has two.")
+    path = make_path((resolved,), task=task, average=average)
+    return Costs(resolved, path.task, classes or 2, path.average, form)
+
+
+def _read(costs: Costs, target: Any, weight: Any) -> tuple[NDArray[np.int64], Floats | None]:
+    """Targets as class indices and weights as floats."""
+    given = np.asarray(target)
+    y = given.astype(np.int64)
+    if given.ndim != 1 or not np.array_equal(y, given) or y.min(initial=0) < 0 or y.max(initial=0) >= costs.classes:
+        raise ValueError(
+            f"the target must hold class indices 0 … {costs.classes - 1}, one a row; got {str(given[:5])[:80]}."
+        )
+    return y, None if weight is None else np.asarray(weight, np.float64)
+
+
+def _shaped(costs: Costs, scores: Any, rows: int) -> Floats:
+    z = np.asarray(scores, np.float64)
+    wanted = (rows,) if costs.task == "binary" else (rows, costs.classes)
+    if z.shape != wanted and z.size == rows * costs.outputs:
+        # LightGBM flattens by class, where it does flatten
+        z = z.reshape(wanted, order="F")
+    if z.shape != wanted:
+        raise ValueError(f"scores must have the shape {wanted}; got {z.shape}. Did you pass num_class?")
+    return z

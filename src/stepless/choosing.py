@@ -1,0 +1,247 @@
+"""Which ensemble decides, and where: chosen by the metric of held-out rows.
+
+Scores of rows that an ensemble was not trained on say what it is worth; a threshold that is tuned on them is judged by
+cross-fitting, each fold decided by what was tuned on the others. So what is compared has seen nothing of the rows it is
+compared on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepless.calibration import Calibration, Identity, fit_calibration
+from stepless.constraints import Constraint, parse_constraints
+from stepless.model import mean_score
+from stepless.portfolio import Ensemble, Floats
+from stepless.rules import Held, Rule
+
+#: Where to cut: at the best threshold, at ½, or whichever is better.
+Cut = Literal["auto", "tuned", "half"]
+
+#: Scores that differ by less are equal: the order of additions must not choose.
+_SAME = 1e-9
+#: How many held-out scores a pool keeps.
+_MOST = 20_000
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Held-out scores to calibrate and cut by.
+
+    Attributes:
+        scores: Of every loss, ``(losses, rows)`` and a dimension over classes or labels where there is one.
+        target: Of the rows.
+        weight: Of the rows.
+        folds: The fold of each.
+    """
+
+    scores: NDArray[np.float64]
+    target: NDArray[np.int64]
+    weight: NDArray[np.float64] | None
+    folds: NDArray[np.int64]
+
+    def after(self, old: Pool | None) -> Pool:
+        """These and older ones, as many of the latest as there is room for."""
+        if old is None:
+            return self
+        weights = None
+        if old.weight is not None or self.weight is not None:
+            weights = [np.ones(len(p.target)) if p.weight is None else p.weight for p in (old, self)]
+        return Pool(
+            np.concatenate([old.scores, self.scores], 1)[:, -_MOST:],
+            np.concatenate([old.target, self.target])[-_MOST:],
+            None if weights is None else np.concatenate(weights)[-_MOST:],
+            np.concatenate([old.folds, self.folds])[-_MOST:],
+        )
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to decide, and what it is worth.
+
+    Attributes:
+        name: The loss, or ``"average"`` of all.
+        weights: Of the ensembles.
+        tuned: Whether the threshold is tuned; otherwise it is ½, or the largest probability.
+        score: The metric of the held-out rows' decisions.
+        violation: How far these are from meeting the constraints; 0 where they are met, infinite where no threshold
+            tuned without one of the folds meets them.
+    """
+
+    name: str
+    weights: tuple[float, ...]
+    tuned: bool
+    score: float
+    violation: float = 0.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen, on what grounds.
+
+    Attributes:
+        option: The best one.
+        options: All, in the order they were tried.
+        calibration: From its scores to probabilities.
+        threshold: In probabilities; one a label, or the classes' offsets.
+    """
+
+    option: Option
+    options: tuple[Option, ...]
+    calibration: Calibration
+    threshold: float | tuple[float, ...]
+
+
+def check_cut(cut: Any, subject_to: Any) -> tuple[Constraint, ...]:
+    """The constraints; a ValueError where a way to cut is none, or leaves no room for them."""
+    if cut not in get_args(Cut):
+        raise ValueError(f"threshold must be one of {', '.join(map(repr, get_args(Cut)))}; got {cut!r}.")
+    constraints = parse_constraints(subject_to)
+    if constraints and cut == "half":
+        raise ValueError('constraints are met by moving the threshold; threshold="half" leaves it where it is.')
+    return constraints
+
+
+def choose(
+    ensembles: Sequence[Ensemble],
+    rule: Rule,
+    target: NDArray[Any],
+    weight: NDArray[Any] | None,
+    folds: NDArray[np.int64],
+    *,
+    cut: Cut = "auto",
+    calibrate: bool = True,
+) -> Choice:
+    """The best ensemble, or their average, with the best threshold or ½.
+
+    Args:
+        ensembles: What there is to choose from.
+        rule: How scores are tuned and decisions scored; its method is ``"predict_proba"``.
+        target: Of the held-out rows, in the order of the ensembles' scores.
+        weight: Of these rows.
+        folds: The fold of each.
+        cut: Which thresholds are considered. Constraints are met by a tuned one alone; held-out rows of one class can
+            tune none.
+        calibrate: Whether probabilities are calibrated; otherwise they are the ensemble's own.
+    """
+    constraints = check_cut(cut, rule.subject_to)
+    count = len(ensembles)
+    ways = [(e.name, tuple(float(i == place) for i in range(count))) for place, e in enumerate(ensembles)]
+    if count > 1:
+        ways.append(("average", (1 / count,) * count))
+    tuned = [True] if constraints or cut == "tuned" else [False] if cut == "half" else [False, True]
+    if not constraints and not _can_tune(rule, target):
+        tuned = [False]
+    options, failure = [], None
+    for name, weights in ways:
+        held = Held(_probabilities(ensembles, weights, rule), target, weight, np.arange(len(target)), folds)
+        for moves in tuned:
+            try:
+                decided, broken = _decided(rule, held, constraints) if moves else (_at_half(rule, held), 0.0)
+            except ValueError as error:
+                if not constraints:
+                    raise
+                failure = failure or error
+                continue
+            options.append(Option(name, weights, moves, rule.score(decided, target, weight), broken))
+    if not options and failure is not None:
+        raise failure
+    best = _best(options, rule)
+    scores = _scores(ensembles, best.weights, rule)
+    plain = Identity(rule.task)
+    calibration = fit_calibration(scores, target, weight, rule.task) if calibrate else plain
+    held = Held(calibration.probabilities(scores), target, weight, np.arange(len(target)), folds)
+    threshold = rule.tune(held).threshold if best.tuned else _half_of(calibration, rule)
+    return Choice(best, tuple(options), calibration, threshold)
+
+
+def _best(options: Sequence[Option], rule: Rule) -> Option:
+    """The option of least violation, then of best score; the first of equals."""
+    sign = 1 if rule.resolved.greater_is_better else -1
+
+    def merit(option: Option) -> tuple[float, float]:
+        score = -math.inf if math.isnan(option.score) else sign * option.score
+        return -option.violation, score
+
+    best = options[0]
+    for option in options[1:]:
+        (less, gain), (least, most) = merit(option), merit(best)
+        if less > least + _SAME or (less >= least - _SAME and gain > most + _SAME):
+            best = option
+    return best
+
+
+def _scores(ensembles: Sequence[Ensemble], weights: tuple[float, ...], rule: Rule) -> Floats:
+    """The scores of held-out rows, by the weighted mean of the ensembles' probabilities."""
+    stacked = np.stack([e.held for e in ensembles])
+    if rule.task == "binary":
+        return mean_score(stacked[..., None], np.array(weights), "binary")[:, 0]
+    return mean_score(stacked, np.array(weights), rule.task)  # type: ignore[arg-type]
+
+
+def _probabilities(ensembles: Sequence[Ensemble], weights: tuple[float, ...], rule: Rule) -> Floats:
+    return Identity(rule.task).probabilities(_scores(ensembles, weights, rule))
+
+
+def _decided(rule: Rule, held: Held, constraints: Sequence[Constraint]) -> tuple[Any, float]:
+    """Decisions by a threshold that is tuned on other rows, and how far they are from meeting the constraints.
+
+    Where the constraints can be met on all rows, but not without one of the folds, they are by what is tuned on all,
+    infinitely far from it: any option that needs no such excuse is better.
+    """
+    try:
+        decided = _cross_fitted(rule, held)
+    except ValueError:
+        if not constraints:
+            raise
+        return rule.decide(held.scores, rule.tune(held).threshold), math.inf
+    return decided, _violation(constraints, rule, decided, held.target, held.weight)
+
+
+def _cross_fitted(rule: Rule, held: Held) -> Any:
+    """Decisions on each fold by what is tuned on the others, or by ½ where these have one class only.
+
+    A single fold is divided into halves.
+    """
+    folds = held.folds if len(np.unique(held.folds)) > 1 else np.arange(len(held.target)) % 2
+    decided = np.zeros(held.target.shape, bool if rule.task != "multiclass" else np.int64)
+    for fold in np.unique(folds):
+        here = folds == fold
+        part, others = held.part(here), held.part(~here)
+        tell = _can_tune(rule, others.target)
+        decided[here] = rule.decide(part.scores, rule.tune(others).threshold) if tell else _at_half(rule, part)
+    return decided
+
+
+def _can_tune(rule: Rule, target: Any) -> bool:
+    """Whether there are two classes; rows of one class cannot tell one threshold from another."""
+    return rule.task == "multilabel" or len(np.unique(target)) > 1
+
+
+def _violation(constraints: Sequence[Constraint], rule: Rule, decided: Any, target: Any, weight: Any) -> float:
+    total = 0.0
+    for constraint in constraints:
+        value = replace(rule, metric=constraint.metric, options={}, subject_to=None).score(decided, target, weight)
+        total += max(0.0, float(constraint.violation(value)))
+    return total
+
+
+def _at_half(rule: Rule, held: Held) -> Any:
+    """Decisions at ½, or for the largest probability."""
+    return rule.decide(held.scores, np.zeros(len(rule.classes)) if rule.task == "multiclass" else 0.5)
+
+
+def _half_of(calibration: Calibration, rule: Rule) -> float | tuple[float, ...]:
+    """Where calibrated probabilities are cut so that the ensemble's own are cut at ½."""
+    if rule.task == "multiclass":
+        return (0.0,) * len(rule.classes)
+    if rule.task == "binary":
+        return float(calibration.probabilities(np.zeros(1))[0])
+    labels = len(rule.classes)
+    return tuple(calibration.probabilities(np.zeros((1, labels)))[0].tolist())

@@ -1,0 +1,324 @@
+"""Boosted trees of LightGBM, XGBoost and CatBoost, grown one round at a time.
+
+Several boosters are to grow in step, so that after each round what they say of the rows they have not seen can be
+counted together. LightGBM and XGBoost can be asked for a round. CatBoost cannot: it trains in a thread of its own,
+which stops after each round to be told what comes next.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepless.booster_files import trimmed_lightgbm
+from stepless.booster_members import catboost_bytes
+from stepless.boosting import CatBoostClassesObjective, CatBoostObjective, Library
+from stepless.costs import Costs, Floats
+
+#: From so many rows on a leaf of LightGBM's holds 20, its own default; below, a twentieth of them.
+_ROWS_FOR_TWENTY = 400
+
+#: What a user may not set by ``params``, and what to use instead, by whatever name a library knows it.
+_OURS = {
+    **dict.fromkeys(("objective", "loss_function", "obj", "fobj", "metric", "eval_metric", "num_class"), "metric="),
+    **dict.fromkeys(("num_iterations", "n_estimators", "num_boost_round", "iterations"), "n_estimators="),
+    **dict.fromkeys(("learning_rate", "eta", "shrinkage_rate"), "learning_rate="),
+    **dict.fromkeys(("seed", "random_state", "random_seed"), "random_state="),
+    **dict.fromkeys(("num_threads", "nthread", "thread_count", "n_jobs"), "n_jobs="),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How trees are grown.
+
+    Attributes:
+        library: Whose trees.
+        rounds: How many, at most.
+        learning_rate: How far each goes.
+        params: Further parameters, by the library's own names.
+        seed: Of what the library draws.
+        threads: How many it uses.
+    """
+
+    library: Library
+    rounds: int = 150
+    learning_rate: float = 0.1
+    params: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name in self.params:
+            if name in _OURS:
+                raise ValueError(f"params may not hold {name!r}: use {_OURS[name]} instead.")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one booster: those it grows on, and the matrix of those it is watched on, which may have none."""
+
+    matrix: NDArray[np.float32]
+    target: NDArray[np.int64]
+    weight: Floats | None
+    held: NDArray[np.float32]
+
+
+class Stepper(Protocol):
+    """A booster that grows a round at a time."""
+
+    def step(self, worth: Floats) -> tuple[Floats, Floats]:
+        """Grow a round for this worth; the scores of its own rows then, and of those held out."""
+        ...
+
+    @property
+    def initial(self) -> Floats:
+        """Where its scores start."""
+        ...
+
+    def finish(self, rounds: int) -> bytes:
+        """The first rounds, as the library writes them. It grows no more."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what growing needs."""
+        ...
+
+
+def library_module(library: Library) -> ModuleType:
+    """The library, or an error that says how to install it."""
+    try:
+        return import_module(library)
+    except ModuleNotFoundError as error:
+        if error.name != library:
+            raise
+        raise ModuleNotFoundError(
+            f'boosting with {library} needs it: pip install "stepless[{library}]"', name=library
+        ) from None
+
+
+def make_stepper(costs: Costs, rows: Rows, settings: Settings) -> Stepper:
+    """A booster on these rows, with no trees yet."""
+    kinds: dict[str, Callable[[Costs, Rows, Settings], Stepper]]
+    kinds = {"lightgbm": _LightGBM, "xgboost": _XGBoost, "catboost": _CatBoost}
+    return kinds[settings.library](costs, rows, settings)
+
+
+class _Base:
+    def __init__(self, costs: Costs, rows: Rows, settings: Settings) -> None:
+        self.costs, self.rows, self.settings = costs, rows, settings
+        self.library = library_module(settings.library)
+        self.initial = costs.initial(rows.target, rows.weight)
+
+    def _start(self, rows: int) -> Floats:
+        return np.tile(self.initial, (rows, 1)) if self.costs.outputs > 1 else np.full(rows, self.initial[0])
+
+    def _derivatives(self, scores: Floats, worth: Floats) -> tuple[Floats, Floats]:
+        return self.costs.derivatives(scores, self.rows.target, self.rows.weight, worth)
+
+    def close(self) -> None:
+        pass
+
+
+class _LightGBM(_Base):
+    def __init__(self, costs: Costs, rows: Rows, settings: Settings) -> None:
+        super().__init__(costs, rows, settings)
+        leaf = max(1, min(20, len(rows.target) * 20 // _ROWS_FOR_TWENTY))
+        params = {
+            "verbosity": -1, "min_data_in_leaf": leaf, "min_data_in_bin": min(3, leaf), "deterministic": True,
+            "force_col_wise": True, **settings.params, "objective": "none", "metric": "none",
+            "learning_rate": settings.learning_rate, "seed": settings.seed, "num_threads": settings.threads,
+            "num_class": costs.outputs,
+        }  # fmt: skip
+        # the weights are in the gradients
+        data = self.library.Dataset(rows.matrix, rows.target, init_score=self._start(len(rows.target)), params=params)
+        self.booster = self.library.Booster(params, data)
+        if len(rows.held):
+            held = self.library.Dataset(
+                rows.held,
+                np.zeros(len(rows.held)),
+                reference=data,
+                init_score=self._start(len(rows.held)),
+                params=params,
+            )
+            self.booster.add_valid(held, "held")
+
+    def step(self, worth: Floats) -> tuple[Floats, Floats]:
+        seen: dict[str, Floats] = {}
+
+        def differentiate(scores: Floats, _: Any) -> tuple[Floats, Floats]:
+            return self._derivatives(scores, worth)
+
+        def look(name: str) -> Any:
+            def at(scores: Floats, _: Any) -> tuple[str, float, bool]:
+                seen[name] = np.array(scores, np.float64)
+                return name, 0.0, True
+
+            return at
+
+        self.booster.update(fobj=differentiate)
+        if len(self.rows.held):
+            self.booster.eval_valid(look("held"))
+        else:
+            self.booster.eval_train(look("own"))
+        nothing = self._start(0)
+        return seen.get("own", nothing), seen.get("held", nothing)
+
+    def finish(self, rounds: int) -> bytes:
+        return trimmed_lightgbm(self.booster.model_to_string(num_iteration=rounds)).encode()
+
+
+class _XGBoost(_Base):
+    def __init__(self, costs: Costs, rows: Rows, settings: Settings) -> None:
+        super().__init__(costs, rows, settings)
+        several = {"objective": "multi:softprob", "num_class": costs.classes} if costs.outputs > 1 else {}
+        params = {
+            "verbosity": 0, **settings.params, "objective": "binary:logitraw", **several, "base_score": 0.0,
+            "learning_rate": settings.learning_rate, "seed": settings.seed, "nthread": settings.threads,
+            "disable_default_eval_metric": 1,
+        }  # fmt: skip
+        self.data, self.held = (
+            self.library.DMatrix(m, base_margin=self._start(len(m)), nthread=settings.threads) if len(m) else None
+            for m in (rows.matrix, rows.held)
+        )
+        self.booster = self.library.Booster(params, [d for d in (self.data, self.held) if d is not None])
+        self.own, self.round = self._start(len(rows.target)), 0
+
+    def step(self, worth: Floats) -> tuple[Floats, Floats]:
+        gradient, hessian = self._derivatives(self.own, worth)
+        self.booster.boost(self.data, self.round, grad=gradient, hess=hessian)
+        self.round += 1
+        self.own = self._read(self.data)
+        return self.own, self._start(0) if self.held is None else self._read(self.held)
+
+    def _read(self, data: Any) -> Floats:
+        return self.booster.predict(data, output_margin=True).astype(np.float64)
+
+    def finish(self, rounds: int) -> bytes:
+        return bytes(self.booster[:rounds].save_raw("json"))
+
+
+class _CatBoost(_Base):
+    def __init__(self, costs: Costs, rows: Rows, settings: Settings) -> None:
+        super().__init__(costs, rows, settings)
+        kind = _GivenWorth if costs.outputs == 1 else _GivenClassesWorth
+        self.objective = kind(costs, rows.target, rows.weight)
+        self.watch = _Watch(bool(len(rows.held)))
+        several = {"classes_count": costs.classes} if costs.outputs > 1 else {}
+        params = {
+            "boosting_type": "Plain", **settings.params, **several, "loss_function": self.objective,
+            "eval_metric": self.watch, "iterations": settings.rounds, "learning_rate": settings.learning_rate,
+            "random_seed": settings.seed, "thread_count": settings.threads, "logging_level": "Silent",
+            "allow_writing_files": False, "use_best_model": False, "metric_period": 1,
+        }  # fmt: skip
+        if params["boosting_type"] != "Plain":
+            raise ValueError('CatBoost trains for a metric with boosting_type="Plain" alone, where all rows count.')
+        pool = self.library.Pool
+        self.pools = [pool(rows.matrix, rows.target, weight=rows.weight, baseline=self._start(len(rows.target)))]
+        if len(rows.held):  # CatBoost wants every class in a target; this one is never looked at
+            zeros = np.arange(len(rows.held)) % costs.classes
+            self.pools.append(pool(rows.held, zeros, baseline=self._start(len(rows.held))))
+        self.model = self.library.CatBoost(params)
+        self.thread = threading.Thread(target=self._train, name="stepless-catboost", daemon=True)
+
+    def step(self, worth: Floats) -> tuple[Floats, Floats]:
+        self.objective.worth = worth
+        if self.thread.ident is None:
+            with warnings.catch_warnings():  # numba would not make our objective faster
+                warnings.filterwarnings("ignore", "Failed to import numba")
+                self.thread.start()
+                seen = self.watch.reports.get()
+        else:
+            self.watch.orders.put(True)
+            seen = self.watch.reports.get()
+        if isinstance(seen, BaseException):
+            raise seen
+        own, held = (self._join(scores) for scores in seen)
+        return own, held
+
+    def finish(self, rounds: int) -> bytes:
+        self.close()
+        if self.model.tree_count_ > rounds:
+            self.model.shrink(ntree_end=rounds)
+        return catboost_bytes(self.model)
+
+    def close(self) -> None:
+        if self.thread.is_alive():
+            self.watch.orders.put(False)
+            self.thread.join()
+
+    def _join(self, scores: Any) -> Floats:
+        if scores is None:
+            return self._start(0)
+        return np.array(scores[0], np.float64) if self.costs.outputs == 1 else np.stack(scores, 1).astype(np.float64)
+
+    def _train(self) -> None:
+        try:
+            self.model.fit(
+                self.pools[0], eval_set=self.pools[1] if len(self.pools) > 1 else None, callbacks=[self.watch]
+            )
+        except BaseException as error:  # whatever ends the thread is raised where the booster is asked
+            self.watch.reports.put(error)
+
+
+class _GivenWorth(CatBoostObjective):
+    """The worth comes from outside, counted over rows that CatBoost does not show."""
+
+    def _note(self, scores: Floats, target: NDArray[np.int64], weight: Floats | None) -> None:
+        pass
+
+    def __deepcopy__(self, memo: Any) -> _GivenWorth:
+        """Itself: CatBoost copies its parameters, and must be told through this one."""
+        return self
+
+
+class _GivenClassesWorth(CatBoostClassesObjective, _GivenWorth):
+    """The same for several classes."""
+
+
+class _Watch:
+    """A CatBoost metric and callback that reports scores after each round and waits for an order to go on.
+
+    CatBoost asks for the metric of its own rows first, and then for that of the rows held out.
+    """
+
+    def __init__(self, held: bool) -> None:
+        self.reports: queue.Queue[Any] = queue.Queue()
+        self.orders: queue.Queue[bool] = queue.Queue()
+        self.wanted = 2 if held else 1
+        self.seen: list[Any] = []
+        self.go_on = True
+
+    def __deepcopy__(self, memo: Any) -> _Watch:
+        """Itself, as above."""
+        return self
+
+    def is_max_optimal(self) -> bool:
+        """CatBoost asks; nothing depends on it."""
+        return True
+
+    def evaluate(self, approxes: Any, target: Any, weight: Any) -> tuple[float, float]:
+        """CatBoost shows scores."""
+        self.seen.append([np.array(a) for a in approxes])
+        if len(self.seen) == self.wanted:
+            self.reports.put((self.seen[0], self.seen[1] if self.wanted == 2 else None))
+            self.seen = []
+            self.go_on = self.orders.get()
+        return 0.0, 1.0
+
+    def get_final_error(self, error: float, weight: float) -> float:
+        """CatBoost asks; nothing depends on it."""
+        return error
+
+    def after_iteration(self, info: Any) -> bool:
+        """Whether to go on."""
+        return self.go_on
