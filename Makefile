@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test check check-full lint types layers doctest bench clean
+.PHONY: help demo test check check-full lint types layers doctest bench contest contest-quick clean
 
 help:
 	@echo "make demo        a first result on real data"
@@ -12,6 +12,7 @@ help:
 	@echo "make check       everything a commit must pass (lint, types, layers, doctests, tests)"
 	@echo "make check-full  make check, and what is long or needs more"
 	@echo "make bench       speed against cross-entropy"
+	@echo "make contest     our classifiers against the others; contest-quick is a slice (both need STEPLESS_DATA)"
 
 # The stamp is newer than what it was made from, or the environment is brought up to date.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -50,6 +51,16 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/speed/cpu.py
 	$(BIN)/python benchmarks/thresholds/speed.py
 	$(BIN)/python benchmarks/ranking/speed.py
+	$(BIN)/python benchmarks/estimator/members.py
+
+contest contest-quick: export OMP_NUM_THREADS = 1
+contest: $(VENV)/ready
+	$(BIN)/python benchmarks/contest/run.py --jobs 2
+	$(BIN)/python benchmarks/contest/page.py
+
+contest-quick: $(VENV)/ready
+	$(BIN)/python benchmarks/contest/run.py --quick --jobs 2
+	$(BIN)/python benchmarks/contest/page.py
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -534,7 +534,7 @@ def test_a_fit_that_is_killed_again_and_again(tmp_path):
         folder.mkdir()
         killed += not run(folder, "killed", moments.uniform(0.01, took))[0].exists()
         np.testing.assert_array_equal(np.load(run(folder, "resumed", None)[0]), expected)
-    assert killed > 10  # the others had come to their end
+    assert killed > 5  # the others had come to their end: how many depends on what else the machine does
 
 
 def test_a_checkpoint_is_for_one_seed_and_one_fit(binary, tmp_path):

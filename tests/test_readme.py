@@ -33,7 +33,7 @@ def clean_slate(monkeypatch):
 def test_python_blocks_run(path, clean_slate):
     text = path.read_text(encoding="utf-8")
     blocks = list(BLOCK.finditer(text))
-    assert blocks, f"{path.name} has no Python block"
+    assert blocks or path.name == "contest.md", f"{path.name} has no Python block"  # that page is results alone
     assert len(blocks) == text.count("```python"), f"{path.name} has a Python block this test cannot read"
     namespace = {"__name__": f"{path.stem}_blocks"}
     for block in blocks:

@@ -1,0 +1,286 @@
+"""docs/contest.md and its pictures, rendered from the results.
+
+python benchmarks/contest/page.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from summary import (
+    PLAIN,
+    PUBLISHED,
+    TUNED_BOOSTERS,
+    TUNED_NET,
+    TUNED_TREES,
+    Record,
+    Standing,
+    is_network,
+    metrics_of,
+    standing,
+)
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+PAGE = ROOT / "docs" / "contest.md"
+PICTURES = ROOT / "docs" / "contest"
+CONFIG = json.loads((HERE / "config.json").read_text(encoding="utf-8"))
+HALVES = ("development", "confirmation")
+FULL = "full"
+FEWEST = 5  #: sets of a group that is spoken of
+CLAIMED = ("F1", "MCC", "G-mean", "macro F1")  #: the metrics that something was asked of
+_SHARES = ((0.0, 0.1), (0.1, 0.2), (0.2, 0.35), (0.35, 0.51))
+_SIZES = ((0, 500), (500, 1000), (1000, 2000), (2000, 10**9))
+
+INTRO = """# The contest
+
+Who is best at the metric that is reported? Every contestant is fitted on the same folds, and everything it chooses is
+chosen on its training part. Networks have the same layers, epochs and optimiser: those of a default `MetricClassifier`.
+Tables above {limit:,} rows are subsampled to that; there are {folds} folds, and seeds are fixed in
+`benchmarks/contest/config.json`. Boosters of other libraries have {trees} trees and their defaults otherwise. *Tuned*
+is scikit-learn's `TunedThresholdClassifierCV`; where there are several classes or labels, offsets or thresholds by
+`TunedThreshold`. `MetricLoss` is that loss alone, in a plain loop, at ½. AnyLoss, SOL and soft sets are as published.
+
+The recipe is developed on one half of the sets and confirmed on the other. A set counts for a metric when every
+contestant has finished it. This page is rendered from `benchmarks/contest/results` by `benchmarks/contest/page.py`.
+"""
+
+
+def render(records: Sequence[Record]) -> str:
+    """The whole page."""
+    parts = [
+        INTRO.format(limit=CONFIG["row_limit"], folds=CONFIG["folds"], trees=CONFIG["trees"]),
+        "## How far it is",
+        _progress(records),
+        "## What was asked, and what was found",
+        _claims(records),
+    ]
+    for task in ("binary", "multiclass", "multilabel"):
+        for half in HALVES:
+            for metric in metrics_of(r for r in records if r["task"] == task):
+                found = _standing(records, task, half, metric)
+                if found is not None:
+                    parts += [f"## {metric}, {task}, {half}: {_sets(len(found.records))}", _table(found)]
+    for metric in CONFIG["full"]["metrics"]:
+        found = _standing(records, "binary", FULL, metric)
+        if found is not None:
+            names = ", ".join(f"{r['set'].removesuffix('_all')} ({r['rows']:,})" for r in found.records)
+            parts += [f"## {metric} with all rows", f"Whether the order holds at size: {names}.", _table(found)]
+    parts += ["## What each part contributes", _parts(records)]
+    parts += ["## Where it helps, and where not", _where(records), *_pictures(records), _made(records)]
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def _standing(records: Sequence[Record], task: str, half: str, metric: str) -> Standing | None:
+    """Contestants are those of the task, in whichever half; sets are those of the half."""
+    found = standing([r for r in records if r["task"] == task and (r["half"] == FULL) == (half == FULL)], metric)
+    if found is None:
+        return None
+    keep = [i for i, r in enumerate(found.records) if r["half"] == half]
+    if not keep:
+        return None
+    return Standing(metric, [found.records[i] for i in keep], found.names, found.scores[:, keep])
+
+
+def _sets(n: int) -> str:
+    return "1 set" if n == 1 else f"{n} sets"
+
+
+def _rows(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in [head, ["---"] * len(head), *rows]]
+    return "\n".join(lines)
+
+
+def _progress(records: Sequence[Record]) -> str:
+    rows = []
+    for task in CONFIG["halves"]["development"]:
+        for metric in metrics_of(r for r in records if r["task"] == task):
+            row: list[Any] = [task, metric]
+            for half in HALVES:
+                found = _standing(records, task, half, metric)
+                row.append(f"{0 if found is None else len(found.records)} of {len(CONFIG['halves'][half][task])}")
+            rows.append(row)
+    return _rows(["task", "metric", *(f"{half} sets finished" for half in HALVES)], rows)
+
+
+def _table(found: Standing) -> str:
+    ranks = found.ranks()
+    rows = []
+    for name in sorted(found.names, key=lambda n: ranks[n]):
+        duels = [
+            "" if name == other or other not in found.names else str(found.duel(name, other))
+            for other in (TUNED_NET, TUNED_TREES)
+        ]
+        title = f"**{name}**" if name in ("MetricLoss", "MetricClassifier", "MetricBooster") else name
+        numbers = f"{found.of(name).mean():.4f}", f"{ranks[name]:.2f}"
+        rows.append([title, *numbers, *duels, found.collapses(name), f"{found.seconds(name):.2f}"])
+    head = ["contestant", "mean", "mean rank", f"wins/ties/losses against {TUNED_NET}", f"against {TUNED_TREES}",
+            "collapses", "seconds a fit"]  # fmt: skip
+    return _rows(head, rows)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Claims
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _claims(records: Sequence[Record]) -> str:
+    rows = []
+    for half in HALVES:
+        for task in ("binary", "multiclass"):
+            for metric in CLAIMED:
+                found = _standing(records, task, half, metric)
+                if found is not None and {"MetricClassifier", "MetricBooster", "MetricLoss"} <= set(found.names):
+                    sets = f"{half}, {len(found.records)} of {len(CONFIG['halves'][half][task])}"
+                    rows += [[f"{metric}, {task}", sets, *claim] for claim in _claims_of(found)]
+    return _rows(["metric", "sets so far", "asked", "found", ""], rows) if rows else "No metric is finished on any set."
+
+
+def _claims_of(found: Standing) -> list[tuple[str, str, str]]:
+    claims = []
+
+    def claim(asked: str, text: str, *, held: bool) -> None:
+        claims.append((asked, text, "held" if held else "**missed**"))
+
+    ranks = found.ranks()
+    nets = found.ranks([name for name in ranks if is_network(name)])
+    best = min(nets, key=lambda n: nets[n])
+    text = f"first among them is {best} ({nets[best]:.2f}), it has {nets['MetricClassifier']:.2f}"
+    claim("`MetricClassifier` first among networks and linear models", text, held=best == "MetricClassifier")
+    best = min(ranks, key=lambda n: ranks[n])
+    claim("one of ours first of all", f"first is {best} ({ranks[best]:.2f})", held=best.startswith("Metric"))
+    duel = found.duel("MetricClassifier", TUNED_NET)
+    claim(f"60 % strict wins of `MetricClassifier` against {TUNED_NET} (75 % striven for)",
+          f"{duel}: {duel.share:.0%}, P(better) {duel.surely:.2f}", held=duel.share >= 0.6)  # fmt: skip
+    duel = found.duel("MetricBooster", TUNED_TREES)
+    claim(f"more wins than losses of `MetricBooster` against {TUNED_TREES}",
+          f"{duel}: {duel.share:.0%}, P(better) {duel.surely:.2f}", held=duel.wins > duel.losses)  # fmt: skip
+    rivals = [n for n in TUNED_BOOSTERS if n in found.names]
+    rival = min(rivals, key=lambda n: ranks[n])
+    first = min(("MetricClassifier", "MetricBooster"), key=lambda n: ranks[n])
+    duel = found.duel(first, rival)
+    text = f"{first} against {rival} {duel}: {duel.share:.0%}, P(better) {duel.surely:.2f}"
+    claim("65 % strict wins of ours against the best tuned booster (striven for)", text, held=duel.share >= 0.65)
+    collapses = found.collapses("MetricClassifier") + found.collapses("MetricBooster")
+    claim("no collapse", f"{collapses}", held=collapses == 0)
+    alone = found.ranks(["MetricLoss", PLAIN, *PUBLISHED])
+    best = min(alone, key=lambda n: alone[n])
+    claim(f"`MetricLoss` alone before {PLAIN} and everything published", f"first is {best} ({alone[best]:.2f}), it has"
+          f" {alone['MetricLoss']:.2f}", held=best == "MetricLoss")  # fmt: skip
+    return claims
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Where it helps
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _where(records: Sequence[Record]) -> str:
+    """Gains by imbalance and size on binary sets of both halves, and in words the groups where there is none."""
+    rows, words = [], []
+    for metric in CLAIMED:
+        found = standing(halved(records), metric)
+        if found is None or "MetricClassifier" not in found.names:
+            continue
+        for label, keep in _groups(found.records):
+            part = Standing(metric, [found.records[i] for i in keep], found.names, found.scores[:, keep])
+            row: list[Any] = [metric, label, len(keep)]
+            for one, other in (("MetricClassifier", TUNED_NET), ("MetricBooster", TUNED_TREES)):
+                duel, gain = part.duel(one, other), float((part.of(one) - part.of(other)).mean())
+                row.append(f"{duel}, {gain:+.4f}")
+                if duel.losses >= duel.wins and len(keep) >= FEWEST:
+                    words.append(
+                        f"- {metric}, {label}: {one} wins {duel.wins} and loses {duel.losses} of {_sets(len(keep))}"
+                        f" against {other} ({gain:+.4f} at the mean)."
+                    )
+            rows.append(row)
+    if not rows:
+        return "No metric is finished on any set."
+    table = _rows(["metric", "sets", "how many", f"MetricClassifier against {TUNED_NET}: wins/ties/losses, mean gain",
+                   f"MetricBooster against {TUNED_TREES}"], rows)  # fmt: skip
+    said = (
+        f"Groups of {FEWEST} sets or more on which it does not win more often than it loses:\n\n" + "\n".join(words)
+        if words
+        else ""
+    )
+    return "\n\n".join(part for part in (table, said) if part)
+
+
+def _parts(records: Sequence[Record]) -> str:
+    """Ours with something left out, beside the whole."""
+    tables = []
+    for metric in CLAIMED:
+        found = standing(halved(records), metric, parts=True)
+        if found is not None:
+            ranks = found.ranks([n for n in found.names if n.startswith(("MetricClassifier", "MetricBooster"))])
+            rows = []
+            for name, rank in ranks.items():
+                whole, rival = name.partition(",")[0], TUNED_NET if name.startswith("MetricC") else TUNED_TREES
+                duels = ["" if name == whole else str(found.duel(name, whole)), f"{found.duel(name, rival)} ({rival})"]
+                rows.append([name, f"{found.of(name).mean():.4f}", f"{rank:.2f}", *duels, f"{found.seconds(name):.2f}"])
+            head = ["what is left", "mean", "mean rank among these", "wins/ties/losses against the whole",
+                    "against its rival", "seconds a fit"]  # fmt: skip
+            tables.append(f"{metric}, {_sets(len(found.records))}\n\n{_rows(head, rows)}")
+    return "\n\n".join(tables) or "Not measured so far."
+
+
+def halved(records: Sequence[Record]) -> list[Record]:
+    """The binary sets of the two halves."""
+    return [r for r in records if r["task"] == "binary" and r["half"] in HALVES]
+
+
+def _groups(records: Sequence[Record]) -> list[tuple[str, list[int]]]:
+    shares = np.array([r["rarest"] for r in records])
+    sizes = np.array([r["rows"] for r in records])
+    groups = [(f"rarer class {low:.0%} to {min(high, 0.5):.0%}", np.flatnonzero((shares >= low) & (shares < high)))
+              for low, high in _SHARES]  # fmt: skip
+    groups += [(f"{low:,} to {high - 1:,} rows" if high < 10**9 else f"{low:,} rows and more",
+                np.flatnonzero((sizes >= low) & (sizes < high))) for low, high in _SIZES]  # fmt: skip
+    return [(label, keep.tolist()) for label, keep in groups if len(keep)]
+
+
+def _pictures(records: Sequence[Record]) -> list[str]:
+    parts = []
+    for metric in CLAIMED:
+        found = standing(halved(records), metric)
+        if found is not None and len(found.records) > 1:
+            name, of = picture_name(metric), f"{metric} on {_sets(len(found.records))} of both halves"
+            parts += [
+                f"## Pictures: {of}",
+                f"![Mean ranks, and bars that join those not told apart at 5 %](contest/ranks_{name}.svg)",
+                f"![Sets on which the row's contestant beats the column's](contest/wins_{name}.svg)",
+                f"![Gain over {TUNED_NET} by the share of the rarer class and by size](contest/gain_{name}.svg)",
+            ]
+    return parts
+
+
+def picture_name(metric: str) -> str:
+    """A metric's name in the names of files."""
+    return metric.lower().replace(" ", "_").replace("-", "_")
+
+
+def _made(records: Sequence[Record]) -> str:
+    made = {source: facts for r in records for source, facts in r["made"].items()}
+    lines = [
+        f"- commit {facts['commit'][:12]}, source digest {source}: "
+        + ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+        for source, facts in sorted(made.items())
+    ]
+    return "## Made with\n\n" + "\n".join(lines)
+
+
+def main() -> None:
+    from pictures import draw  # noqa: PLC0415 - matplotlib is not needed to compare the page with the results
+    from results import read_all  # noqa: PLC0415
+
+    records = read_all()
+    PAGE.write_text(render(records), encoding="utf-8")
+    draw(records, PICTURES)
+
+
+if __name__ == "__main__":
+    main()

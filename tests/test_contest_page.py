@@ -1,0 +1,77 @@
+"""docs/contest.md says what the recorded results say; ranks, wins and collapses are right on results made by hand."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "benchmarks" / "contest"
+
+
+@pytest.fixture(scope="module")
+def contest():
+    """The modules that the page needs; they lie beside each other, as in a run."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        yield {name: importlib.import_module(name) for name in ("summary", "page", "results", "goals")}
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+def record(name, half="development", **scores):
+    entries = {
+        contestant: {"F1": {"scores": values, "seconds": [1.0] * len(values), "single": [False] * len(values)}}
+        for contestant, values in scores.items()
+    }
+    return {"set": name, "task": "binary", "half": half, "rows": 300, "rarest": 0.1, "made": {}, "entries": entries}
+
+
+def test_the_page_is_that_of_the_results(contest):
+    page = contest["page"]
+    assert page.render(contest["results"].read_all()) == page.PAGE.read_text(encoding="utf-8")
+
+
+def test_every_result_is_of_a_set_in_its_half(contest):
+    halves = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))["halves"]
+    for result in contest["results"].read_all():
+        assert result["set"] in halves[result["half"]][result["task"]]
+    names = [name for tasks in halves.values() for listed in tasks.values() for name in listed]
+    assert len(names) == len(set(names))
+
+
+def test_ranks_and_wins(contest):
+    records = [record("a", x=[0.2, 0.4], y=[0.3, 0.3]), record("b", x=[0.5, 0.5], y=[0.6, 0.6]),
+               record("c", x=[0.9, 0.9], y=[0.1, 0.1]), record("d", x=[0.9, 0.9])]  # fmt: skip
+    found = contest["summary"].standing(records, "F1")
+    assert [r["set"] for r in found.records] == ["a", "b", "c"]  # d lacks a contestant
+    assert found.ranks() == {"x": 1.5, "y": 1.5}
+    duel = found.duel("x", "y")
+    assert (duel.wins, duel.ties, duel.losses, duel.surely) == (1, 1, 1, pytest.approx(0.5))
+    assert contest["summary"].Duel(9, 0, 1).surely > 0.99
+
+
+def test_a_collapse_is_one_that_cross_entropy_does_not_have(contest):
+    one, both = record("a", y=[0.5], **{"cross-entropy": [0.5]}), record("b", y=[0.5], **{"cross-entropy": [0.5]})
+    one["entries"]["y"]["F1"]["single"] = both["entries"]["y"]["F1"]["single"] = [True]
+    both["entries"]["cross-entropy"]["F1"]["single"] = [True]
+    found = contest["summary"].standing([one, both], "F1")
+    assert (found.collapses("y"), found.collapses("cross-entropy")) == (1, 0)
+
+
+def test_results_are_written_whole(contest, tmp_path):
+    results, given = contest["results"], record("a", x=[0.5])
+    results.write(given, tmp_path)
+    assert results.read("a", tmp_path) == given == results.read_all(tmp_path)[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_scores_from_counts_are_the_scores(contest):
+    random = np.random.default_rng(0)
+    for goal in contest["goals"].GOALS["binary"]:
+        for share in (0.0, 0.3, 1.0):
+            target, decided = random.integers(0, 2, 40), (random.random(40) < share).astype(int)
+            assert goal.score_counts(target, decided) == pytest.approx(goal.score(decided, target))
