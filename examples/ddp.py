@@ -65,8 +65,8 @@ def main() -> None:
             scores = model(x)
             loss = loss_fn(scores, y)
             if epoch == step == 0:
-                own, (x, y) = of_this_rank(scores, y), rows[:BATCH]  # noqa: PLW2901 - the whole batch
-                whole = of_this_rank(bare(x), y)
+                all_x, all_y = rows[:BATCH]
+                own, whole = of_this_rank(scores, y), of_this_rank(bare(all_x), all_y)
                 print(
                     f"rank {rank}: loss {loss:.6f}, of the whole batch {whole:.6f}, of its rows {own:.6f}", flush=True
                 )

@@ -60,7 +60,8 @@ def single(name, dtype):
     x, target = draw(name, dtype)
     for _ in range(2):  # twice: a memory has something to remember then
         model.zero_grad()
-        loss = loss_fn(model(x), target)
+        # the plain path, which several ranks take: how near the fused one comes to it is another test's business
+        loss = loss_fn.settle(loss_fn.measure(model(x), target))
         loss.backward()
     return loss.item(), [p.grad.clone() for p in model.parameters()]
 
@@ -90,8 +91,8 @@ def test_gradients_are_those_of_one_process(world):
             expected_loss, expected = single(name, dtype)
             where = f"{name}, {dtype}, shards {shards}"
             assert loss == pytest.approx(expected_loss, rel=TOLERANCE[dtype]), where
-            tolerance = TOLERANCE[dtype] * max(grad.abs().max().item() for grad in expected)
             for ours, theirs in zip(grads, expected, strict=True):
+                tolerance = TOLERANCE[dtype] * theirs.abs().max().item()
                 torch.testing.assert_close(torch.tensor(ours, dtype=dtype), theirs, rtol=0, atol=tolerance, msg=where)
 
 

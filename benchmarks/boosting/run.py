@@ -26,14 +26,13 @@ import numpy as np
 from lightgbm import LGBMClassifier
 from sklearn.model_selection import StratifiedKFold
 
+import stepless as sl
+from stepless.booster import MetricBooster
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from data import load_binary, manifest
+
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-from data import load_binary, manifest  # noqa: E402
-
-import stepless as sl  # noqa: E402
-from stepless.booster import MetricBooster  # noqa: E402
-
 METRICS = ("f1", "mcc")
 SEED, FOLDS, ROUNDS = 0, 5, 150
 HALVES = {"development": 0, "confirmation": 1}

@@ -24,7 +24,7 @@ Loss = Callable[[Tensor, Tensor, float], Tensor]
 
 _SETTINGS = sl.MetricClassifier().get_params()
 if _SETTINGS["dropout"] or _SETTINGS["early_stopping"]:
-    raise NotImplementedError("a default MetricClassifier has dropout or stops early; these networks must then, too.")
+    raise ValueError("a default MetricClassifier has dropout or stops early; these networks must then, too.")
 
 
 @dataclass(frozen=True, eq=False)

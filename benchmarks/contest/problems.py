@@ -18,11 +18,10 @@ from sklearn.model_selection import KFold, StratifiedKFold, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from data import data_folder, leaking, load_multiclass, manifest, read_table
+
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-from data import data_folder, leaking, load_multiclass, manifest, read_table  # noqa: E402
-
 CONFIG: dict[str, Any] = json.loads((HERE / "config.json").read_text(encoding="utf-8"))
 SEED, FOLDS, INNER = CONFIG["seed"], CONFIG["folds"], CONFIG["inner_folds"]
 LABELS = {"mulan_scene": 6, "mulan_yeast": 14}  #: the last columns, of which the manifest names only one

@@ -146,7 +146,7 @@ class MetricBooster(Predicting):
         folds: tuple[NDArray[np.intp], ...] = ()
         n = self._folds(target, rule)
         if n and _are_distinct(matrix):
-            folds = make_folds(target, rule.task, n, settings.seed)  # type: ignore[arg-type]
+            folds = make_folds(target, rule.task, n, settings.seed)
             weight = None if weight is None else weight * (len(weight) / weight.sum())
         else:  # here a weight of k is k rows: how many there are matters to the libraries
             matrix, target, weight = merge_rows(matrix, target, weight)
@@ -249,7 +249,7 @@ class MetricBooster(Predicting):
     def _make_model(self, features: Features, growths: list[Growth], choice: Choice, rule: Rule) -> Model:
         library, score = library_module(self.library), choice.option.score
         return Model(
-            task=rule.task,  # type: ignore[arg-type]
+            task=rule.task,
             classes=rule.classes,
             positive=rule.positive if rule.task == "binary" else None,
             metric=rule.resolved.name,

@@ -182,7 +182,7 @@ def _scores(ensembles: Sequence[Ensemble], weights: tuple[float, ...], rule: Rul
     stacked = np.stack([e.held for e in ensembles])
     if rule.task == "binary":
         return mean_score(stacked[..., None], np.array(weights), "binary")[:, 0]
-    return mean_score(stacked, np.array(weights), rule.task)  # type: ignore[arg-type]
+    return mean_score(stacked, np.array(weights), rule.task)
 
 
 def _probabilities(ensembles: Sequence[Ensemble], weights: tuple[float, ...], rule: Rule) -> Floats:

@@ -263,7 +263,7 @@ class MetricClassifier(Predicting):
         seed, turns = (self._seed(), 0) if last is None else (last.seed, last.turns + 1)
         rule = replace(rule, seed=seed)
         outputs = 1 if rule.task == "binary" else len(rule.classes)
-        goal = Goal(rule.resolved, rule.task, outputs, rule.average, rule.subject_to)  # type: ignore[arg-type]
+        goal = Goal(rule.resolved, rule.task, outputs, rule.average, rule.subject_to)
         net = self._net(features.width, outputs)
         folds = self._folds(table.rows, target, rule)
         nets = (tuple(self.candidates), len(folds), net)
@@ -300,7 +300,7 @@ class MetricClassifier(Predicting):
         used = [(e.member, w) for e, w in zip(ensembles, choice.option.weights, strict=True) if w > 0]
         score = choice.option.score
         return Model(
-            task=rule.task,  # type: ignore[arg-type]
+            task=rule.task,
             classes=rule.classes,
             positive=rule.positive if rule.task == "binary" else None,
             metric=rule.resolved.name,
@@ -362,7 +362,7 @@ class MetricClassifier(Predicting):
                 f"{rows} rows cannot be held out in {self.n_members} folds; give more rows, or lower n_members."
             )
         parts = self.n_members if self.n_members == 1 else min(int(self.n_members), len(target))
-        return make_folds(target, rule.task, parts, rule.seed)  # type: ignore[arg-type]
+        return make_folds(target, rule.task, parts, rule.seed)
 
     def _net(self, inputs: int, outputs: int) -> Architecture | Factory:
         """The shape of the networks, or what makes them."""

@@ -12,6 +12,7 @@ from stepless.constraints import parse_constraints
 from stepless.formula import resolve
 from stepless.registry import Metric
 from stepless.scoring import make_path, score
+from stepless.tasks import Task
 from stepless.thresholds import tune_threshold
 from stepless.tuning import Tuning
 
@@ -32,7 +33,7 @@ class Rule:
         seed: Of the search for class offsets.
     """
 
-    task: str
+    task: Task
     classes: Any
     positive: int
     method: str

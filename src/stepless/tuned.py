@@ -14,6 +14,7 @@ import numpy as np
 
 from stepless.params import json_params
 from stepless.rules import Held, Rule, positive_class
+from stepless.tasks import Task
 
 try:
     from sklearn import get_config
@@ -38,7 +39,7 @@ except ModuleNotFoundError as error:
         'TunedThreshold needs scikit-learn: pip install "stepless[sklearn]"', name="sklearn"
     ) from None
 
-_TASKS = {"binary": "binary", "multiclass": "multiclass", "multilabel-indicator": "multilabel"}
+_TASKS: dict[str, Task] = {"binary": "binary", "multiclass": "multiclass", "multilabel-indicator": "multilabel"}
 _METHODS = ("predict_proba", "decision_function")
 #: What a tuned classifier and its estimator each have of their own; the threshold belongs to the former.
 _OF_THE_METRIC = ("metric", "metric_options", "subject_to", "average", "pos_label")
@@ -267,7 +268,7 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     # The parts of a fit
     # -----------------------------------------------------------------------------------------------------------------
 
-    def _make_rule(self, task: str, X: Any, y: Any, weight: Any, params: dict[str, Any]) -> Rule:
+    def _make_rule(self, task: Task, X: Any, y: Any, weight: Any, params: dict[str, Any]) -> Rule:
         if self.average == "none":
             raise ValueError('a threshold is tuned for one score; average="none" gives one for each class.')
         classes = np.unique(y)
@@ -380,7 +381,7 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         return scores, math.nan if failed else rule.score(decided, held.target, held.weight)
 
 
-def read_target(y: Any, task: str | None = None) -> tuple[str, Any]:
+def read_target(y: Any, task: Task | None = None) -> tuple[Task, Any]:
     """The task that labels belong to, unless it is known, and the labels as an array."""
     y = y.toarray() if hasattr(y, "toarray") else y
     if task is None:
