@@ -17,7 +17,8 @@ from sklearn.datasets import make_classification
 from sklearn.utils.estimator_checks import check_estimator
 
 import stepless as sl
-from stepless.booster import MetricBooster, _expected
+from stepless.booster import MetricBooster
+from stepless.choosing import expected
 from stepless.costs import Costs
 from stepless.folders import ModelFileError
 from stepless.frames import read_table
@@ -263,7 +264,7 @@ def test_the_expected_cut_is_the_best_under_the_calibrated_probabilities(binary)
     X, y = binary
     held = np.random.default_rng(0).normal(2.0 * y - 1.5, 1.0)
     rule = Rule("binary", np.array([0, 1]), 1, "predict_proba", "f1", {}, None, None, 0)
-    choice = _expected(held, rule, y, None, calibrate=True)
+    choice = expected(held, rule, y, None, calibrate=True)
     p = choice.calibration.probabilities(held)
 
     def f1(cut):
@@ -271,7 +272,7 @@ def test_the_expected_cut_is_the_best_under_the_calibrated_probabilities(binary)
         return 2 * p[yes].sum() / (p.sum() + yes.sum())
 
     assert f1(choice.threshold) == pytest.approx(max(map(f1, p)))
-    raw = _expected(held, rule, y, None, calibrate=False)
+    raw = expected(held, rule, y, None, calibrate=False)
     np.testing.assert_array_equal(1 / (1 + np.exp(-held)) >= raw.threshold, p >= choice.threshold)
     assert choice.option.score == raw.option.score == rule.score(p >= choice.threshold, y)
     assert (
@@ -298,7 +299,7 @@ def test_params_reach_the_library(binary):
         ({"library": "sklearn"}, ValueError, "library must be one of 'lightgbm', 'xgboost', 'catboost'; got 'sklearn'"),
         ({"forms": ()}, ValueError, "forms must be some of 'cost', 'metric', 'cross_entropy'"),
         ({"forms": "cost"}, ValueError, "forms must be some of"),
-        ({"threshold": 0.3}, ValueError, "threshold must be one of 'auto', 'tuned', 'half'; got 0.3"),
+        ({"threshold": 0.3}, ValueError, "threshold must be one of 'expected', 'auto', 'tuned', 'half'; got 0.3"),
         ({"n_estimators": 0}, ValueError, "n_estimators must be a whole number from 1 up; got 0"),
         ({"learning_rate": -1.0}, ValueError, "learning_rate must be a number above 0; got -1.0"),
         ({"n_jobs": 0}, ValueError, "n_jobs must be a number of threads"),
@@ -336,7 +337,7 @@ def test_targets_that_cannot_be_learned(binary):
 def test_a_missing_library_says_how_to_install_it():
     script = """
         import sys
-        from stepless.booster import MetricBooster, _expected
+        from stepless.booster import MetricBooster
         for library in ("lightgbm", "xgboost", "catboost"):
             sys.modules[library] = None
             try:

@@ -205,8 +205,12 @@ def test_it_learns_what_it_is_asked_for(binary):
     X, y = binary
     model = sl.MetricClassifier(random_state=0, n_members=3).fit(X[:400], y[:400])
     assert model.score(X[400:], y[400:]) > 0.6
-    assert model.best_score_ == max(option.score for option in model.options_)
-    assert len({option.name for option in model.options_}) == 5
+    assert model.best_candidate_ == "stack"
+    assert [*model.weights_] == ["cross_entropy", "mixture", "linear", "trees", "cost_trees"]
+    assert sum(model.weights_.values()) == pytest.approx(1)
+    best = sl.MetricClassifier(combine="best", threshold="auto", random_state=0, n_members=3).fit(X[:400], y[:400])
+    assert best.best_score_ == max(option.score for option in best.options_)
+    assert {option.name for option in best.options_} == {*model.weights_, "average"}
 
 
 def test_constraints_hold_on_held_out_rows(binary):
@@ -329,7 +333,7 @@ def test_a_factory_for_several_classes(classes):
 @pytest.mark.parametrize("members", [1, 3])
 def test_candidates_and_members(binary, names, members):
     X, y = binary
-    model = quick(candidates=names, n_members=members).fit(X, y)
+    model = quick(candidates=names, n_members=members, combine="best").fit(X, y)
     assert {option.name for option in model.options_} == {*names, *(["average"] if len(names) > 1 else [])}
     assert model.history_.train.shape == (4, members * len(names))
     assert model.best_candidate_ in {option.name for option in model.options_}
@@ -465,9 +469,9 @@ def test_clone_pickle_and_repr(binary):
 
 def test_a_progress_bar(binary, capsys):
     quick(verbose=True).fit(*binary)
-    assert "training, loss" in capsys.readouterr().out
+    assert "training, loss" in capsys.readouterr().err
     quick().fit(*binary)
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", "")
 
 
 def test_training_on_a_named_device(binary):

@@ -8,7 +8,6 @@ import sys
 
 import numpy as np
 import onnx
-import onnxruntime
 import pandas as pd
 import pytest
 import torch
@@ -17,35 +16,14 @@ from torch import nn
 from stepless import export
 from stepless.calibration import Identity
 from stepless.columns import Category
-from stepless.export import feed, input_names, missing_text, to_onnx
+from stepless.export import to_onnx
+from stepless.export_inputs import feed, input_names, missing_text
 from stepless.frames import read_table
 from stepless.members import FactoryMember
 from stepless.nets import FactoryMembers
 from stepless.preprocessing import Features, fit_features
 from tests.fitted import TASKS, frame, make_model, net
-
-
-def session_of(model, folder):
-    path = folder / "model.onnx"
-    to_onnx(model, path)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
-def check(model, X, folder, tolerance=1e-12):
-    """Every label equal, every probability and decision to rounding; the labels."""
-    table = read_table(X)
-    session = session_of(model, folder)
-    assert [output.name for output in session.get_outputs()] == ["label", "probabilities", "decision"]
-    label, probabilities, decision = session.run(None, feed(model.features, table))
-    expected = model.labels(table)
-    np.testing.assert_array_equal(label, expected)
-    assert label.dtype.kind == expected.dtype.kind or expected.dtype.kind in "UT"
-    assert probabilities.dtype == decision.dtype == np.float64
-    np.testing.assert_allclose(probabilities, model.probabilities(table), rtol=0, atol=tolerance)
-    np.testing.assert_allclose(decision, model.decision(table), rtol=0, atol=tolerance * 10)
-    return label
+from tests.onnx_runs import check, session_of, unlike
 
 
 def balanced(task, X, **changes):
@@ -59,16 +37,6 @@ def balanced(task, X, **changes):
     else:
         threshold = float(np.median(p[:, model.positive]))
     return make_model(task, X, **{**changes, "threshold": threshold})
-
-
-def unlike(rows=10_000, seed=5):
-    """Rows with what training rows had not: unseen and more missing values, far numbers."""
-    X = frame(rows, seed)
-    random = np.random.default_rng(seed)
-    X.loc[random.random(rows) < 0.1, "age"] = np.nan
-    X.loc[random.random(rows) < 0.01, "income"] = 1e300
-    X["city"] = np.where(random.random(rows) < 0.2, "Paris", X["city"])
-    return X
 
 
 class TestLabels:
@@ -253,7 +221,7 @@ class TestErrors:
         class Other:
             kind, inputs, outputs = "oracle", make_model().features.width, 1
 
-        with pytest.raises(ValueError, match="members that go to ONNX are nets; got one of kind 'oracle'"):
+        with pytest.raises(ValueError, match="members that go to ONNX are nets and trees; got one of kind 'oracle'"):
             to_onnx(make_model(members=(Other(),), weights=(1.0,)), tmp_path / "model.onnx")
 
     def test_a_net_that_torch_cannot_export(self, tmp_path):

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from catboost import CatBoostClassifier
 from lightgbm import LGBMClassifier
 from losses import class_weighted, counts_of, cross_entropy, focal, logit_adjusted
 from networks import Loss, Nets, Rows, train
@@ -27,14 +26,22 @@ _NEIGHBOURS = 5  #: of SMOTE, as published
 _CHUNK = 1024  #: rows that nets score at once
 
 _TREES = {"n_estimators": CONFIG["trees"], "random_state": SEED, "n_jobs": 1}
+
+
+def _catboost() -> Any:
+    from catboost import CatBoostClassifier  # noqa: PLC0415 - large; whoever runs without it leaves this one out
+
+    return CatBoostClassifier(
+        iterations=CONFIG["trees"], random_seed=SEED, thread_count=1, verbose=0, allow_writing_files=False
+    )
+
+
 MODELS: dict[str, Model] = {
     "logistic regression, balanced": lambda: LogisticRegression(class_weight="balanced", max_iter=1000),
     "LightGBM": lambda: LGBMClassifier(**_TREES, verbose=-1),
     "LightGBM, is_unbalance": lambda: LGBMClassifier(**_TREES, verbose=-1, is_unbalance=True),
     "XGBoost": lambda: XGBClassifier(**_TREES),
-    "CatBoost": lambda: CatBoostClassifier(
-        iterations=CONFIG["trees"], random_seed=SEED, thread_count=1, verbose=0, allow_writing_files=False
-    ),
+    "CatBoost": _catboost,
 }
 
 

@@ -22,6 +22,7 @@ class Data:
         rows: For each member, the indices of the rows it is trained on.
         held: For each member, the rows it is judged on after each epoch; none where it is not.
         weight: Weights of the rows ``(N,)``, or None.
+        longest: The most rows that a member has which is trained elsewhere; batches are cut as if it were here.
     """
 
     matrix: Tensor
@@ -29,6 +30,7 @@ class Data:
     rows: tuple[Tensor, ...]
     held: tuple[Tensor, ...]
     weight: Tensor | None = None
+    longest: int = 0
 
     def __post_init__(self) -> None:
         if self.matrix.dim() != 2 or self.matrix.dtype != torch.float32:
@@ -79,7 +81,7 @@ class Batches:
     """
 
     def __init__(self, data: Data, batch_size: int, stratify: bool, seeds: Sequence[int]) -> None:
-        largest = max(map(len, data.rows))
+        largest = max(data.longest, *map(len, data.rows))
         self.steps = max(1, int(largest / batch_size + 0.5))
         self.size = math.ceil(largest / self.steps)
         self._seeds = tuple(seeds)

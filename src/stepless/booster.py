@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepless.boosting import Library
-from stepless.calibration import Calibration, Identity, fit_calibration
-from stepless.choosing import Choice, Option, check_cut, choose
+from stepless.choosing import Choice, check_cut, choose, expected
 from stepless.costs import Costs, Floats, Form
 from stepless.growing import Growth, Watch, grow
 from stepless.model import Model, library_versions, mean_score
@@ -24,7 +23,6 @@ from stepless.preprocessing import Features, fit_features
 from stepless.rules import Rule
 from stepless.scoring import make_path
 from stepless.steppers import Settings, library_module
-from stepless.thresholds import tune_threshold
 
 try:
     from sklearn.utils import check_random_state
@@ -200,8 +198,7 @@ class MetricBooster(Predicting):
             )
 
     def _forms(self, rule: Rule) -> tuple[Form, ...]:
-        if self.threshold != "expected":
-            check_cut(self.threshold, rule.subject_to)
+        check_cut(self.threshold, rule.subject_to)
         forms, known = self.forms, get_args(Form)
         if isinstance(forms, str) or not forms or len(set(forms)) < len(forms) or not set(forms) <= set(known):
             raise ValueError(f"forms must be some of {', '.join(map(repr, known))}; got {forms!r}.")
@@ -239,7 +236,7 @@ class MetricBooster(Predicting):
         numbers = np.repeat(np.arange(len(folds)), [len(fold) for fold in folds]) if folds else np.zeros(len(rows), int)
         y, w = target[rows], None if weight is None else weight[rows]
         if self.threshold == "expected" and folds and rule.task == "binary":
-            return _expected(held, rule, y, w, calibrate=self.calibrate)
+            return expected(held, rule, y, w, calibrate=self.calibrate)
         cut: Any = "tuned" if self.threshold == "expected" else self.threshold
         if not folds and rule.subject_to is None:
             cut = "half"  # of rows that the trees have grown on there is nothing to be learned about the cut
@@ -270,25 +267,6 @@ class MetricBooster(Predicting):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
-
-
-def _expected(held: Floats, rule: Rule, target: NDArray[np.int64], weight: Floats | None, *, calibrate: bool) -> Choice:
-    """Calibrate held-out scores, and cut where the metric is best if rows are positive as often as that says.
-
-    The best cut on true labels follows each of them, and of few positives there are few. A calibration is a smooth fit
-    to all rows, and so is the metric's expectation under it.
-    """
-    calibration: Calibration = fit_calibration(held, target, weight, "binary")
-    p = calibration.probabilities(held)
-    cut = tune_threshold(p, p, rule.resolved, rule.subject_to, weight, inputs="probabilities").threshold
-    assert isinstance(cut, float)
-    if not calibrate:
-        plain = Identity("binary")
-        cut = cut if math.isinf(cut) else float(plain.probabilities(calibration.inverse([cut]))[0])
-        calibration = plain
-    score = rule.score(calibration.probabilities(held) >= cut, target, weight)
-    option = Option("average", (1.0,), True, score)
-    return Choice(option, (option,), calibration, cut)
 
 
 def _threads(n_jobs: int | None) -> int:

@@ -56,7 +56,7 @@ class BoosterMember:
     def scores(self, matrix: NDArray[np.float32]) -> NDArray[np.floating[Any]]:
         """Logits ``(n, N, outputs)``."""
         shape = len(matrix), self.outputs
-        grown = [np.asarray(_PREDICT[self.kind](trees, matrix), np.float64) for trees in self._trees]
+        grown = [np.asarray(_PREDICT[self.kind](trees, matrix), np.float64) for trees in self.trees]
         for scores in grown:
             if scores.size != len(matrix) * self.outputs:
                 raise ValueError(f"the trees must give {self.outputs} scores a row; they give shape {scores.shape}.")
@@ -67,7 +67,8 @@ class BoosterMember:
         return {"inputs": self.inputs, "initial": [list(i) for i in self.initial], "files": list(files)}, files
 
     @cached_property
-    def _trees(self) -> list[Any]:
+    def trees(self) -> list[Any]:
+        """The boosters as their library reads them; a ValueError where it cannot."""
         library, found = _library(self.kind), []
         for data in self.boosters:
             try:
@@ -118,11 +119,11 @@ def _read_catboost(library: Any, data: bytes, inputs: int, outputs: int) -> tupl
     return trees, len(trees.feature_names_)
 
 
-def catboost_bytes(model: Any) -> bytes:
-    """A CatBoost model as bytes; the library writes to paths alone."""
+def catboost_bytes(model: Any, form: str = "cbm") -> bytes:
+    """A CatBoost model as bytes, in a format of the library's; it writes to paths alone."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.cbm"
-        model.save_model(str(path), format="cbm")
+        path = Path(folder) / f"model.{form}"
+        model.save_model(str(path), format=form)
         return path.read_bytes()
 
 
@@ -146,7 +147,7 @@ def _reader(kind: str) -> Any:
         if len(set(names)) < len(names) or len(names) < len(files):
             raise ValueError(f"each file of a member must be named once; got {str(names)[:100]}.")
         member = BoosterMember(kind, tuple(files[n] for n in names), inputs, _starts(initial, len(names)))
-        _ = member._trees  # which says what does not fit
+        _ = member.trees  # which says what does not fit
         return member
 
     return read

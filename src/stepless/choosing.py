@@ -1,8 +1,8 @@
-"""Which ensemble decides, and where: chosen by the metric of held-out rows.
+"""Which ensembles decide, and where: settled by held-out rows.
 
-Scores of rows that an ensemble was not trained on say what it is worth; a threshold that is tuned on them is judged by
-cross-fitting, each fold decided by what was tuned on the others. So what is compared has seen nothing of the rows it is
-compared on.
+Scores of rows that an ensemble was not trained on say what it is worth: they weigh the ensembles (`stepless.stacking`),
+or choose one by its metric. A threshold that is tuned on them is judged by cross-fitting, each fold decided by what was
+tuned on the others. So what is compared has seen nothing of the rows it is compared on.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from stepless.constraints import Constraint, parse_constraints
 from stepless.model import mean_score
 from stepless.portfolio import Ensemble, Floats
 from stepless.rules import Held, Rule
+from stepless.stacking import stack_weights
+from stepless.thresholds import tune_threshold
 
-#: Where to cut: at the best threshold, at ½, or whichever is better.
-Cut = Literal["auto", "tuned", "half"]
+#: Where to cut: where the metric is best in expectation, at the best threshold, at ½, or at the better of these two.
+Cut = Literal["expected", "auto", "tuned", "half"]
+#: Who decides: all ensembles, each by its weight; or the one whose held-out rows have the best metric.
+Combine = Literal["stack", "best"]
 
 #: Scores that differ by less are equal: the order of additions must not choose.
 _SAME = 1e-9
@@ -66,7 +70,7 @@ class Option:
     """One way to decide, and what it is worth.
 
     Attributes:
-        name: The loss, or ``"average"`` of all.
+        name: The ensemble, ``"average"`` of all, or ``"stack"`` of all by their weights.
         weights: Of the ensembles.
         tuned: Whether the threshold is tuned; otherwise it is ½, or the largest probability.
         score: The metric of the held-out rows' decisions.
@@ -116,9 +120,10 @@ def choose(
     folds: NDArray[np.int64],
     *,
     cut: Cut = "auto",
+    combine: Combine = "best",
     calibrate: bool = True,
 ) -> Choice:
-    """The best ensemble, or their average, with the best threshold or ½.
+    """The weighted mean of the ensembles, or the best of them and of their average; and its threshold.
 
     Args:
         ensembles: What there is to choose from.
@@ -127,14 +132,19 @@ def choose(
         weight: Of these rows.
         folds: The fold of each.
         cut: Which thresholds are considered. Constraints are met by a tuned one alone; held-out rows of one class can
-            tune none.
+            tune none. An expected one is for two classes; for several, and for labels, it is the better of the others.
+        combine: Whether all ensembles decide together, or the best.
         calibrate: Whether probabilities are calibrated; otherwise they are the ensemble's own.
     """
     constraints = check_cut(cut, rule.subject_to)
     count = len(ensembles)
     ways = [(e.name, tuple(float(i == place) for i in range(count))) for place, e in enumerate(ensembles)]
-    if count > 1:
+    if count > 1 and combine == "stack":
+        ways = [("stack", stack_weights([e.held for e in ensembles], target, weight, rule.task))]
+    elif count > 1:
         ways.append(("average", (1 / count,) * count))
+    if cut == "expected" and rule.task == "binary" and not constraints and _can_tune(rule, target):
+        return _best_expected(ensembles, ways, rule, target, weight, calibrate=calibrate)
     tuned = [True] if constraints or cut == "tuned" else [False] if cut == "half" else [False, True]
     if not constraints and not _can_tune(rule, target):
         tuned = [False]
@@ -159,6 +169,45 @@ def choose(
     held = Held(calibration.probabilities(scores), target, weight, np.arange(len(target)), folds)
     threshold = rule.tune(held).threshold if best.tuned else _half_of(calibration, rule)
     return Choice(best, tuple(options), calibration, threshold)
+
+
+def _best_expected(
+    ensembles: Sequence[Ensemble], ways: Sequence[tuple[str, tuple[float, ...]]], rule: Rule, target: NDArray[Any],
+    weight: NDArray[Any] | None, *, calibrate: bool,
+) -> Choice:  # fmt: skip
+    """The best of some ways, each at the threshold that is best in expectation."""
+    found = {}
+    for name, weights in ways:
+        choice = expected(_scores(ensembles, weights, rule), rule, target, weight, calibrate=calibrate)
+        option = replace(choice.option, name=name, weights=weights)
+        found[option] = replace(choice, option=option)
+    return replace(found[_best([*found], rule)], options=tuple(found))
+
+
+def expected(held: Floats, rule: Rule, target: NDArray[Any], weight: NDArray[Any] | None, *, calibrate: bool) -> Choice:
+    """Calibrate held-out scores, and cut where the metric is best if rows are positive as often as that says.
+
+    The best cut on true labels follows each of them, and of few positives there are few. A calibration is a smooth fit
+    to all rows, and so is the metric's expectation under it.
+
+    Args:
+        held: Logits of held-out rows, two classes.
+        rule: What is decided, and how it is scored.
+        target: Of these rows.
+        weight: Of these rows.
+        calibrate: Whether probabilities are to be the calibrated ones; the cut is the same either way.
+    """
+    calibration: Calibration = fit_calibration(held, target, weight, "binary")
+    p = calibration.probabilities(held)
+    cut = tune_threshold(p, p, rule.resolved, rule.subject_to, weight, inputs="probabilities").threshold
+    assert isinstance(cut, float)
+    if not calibrate:
+        plain = Identity("binary")
+        cut = cut if math.isinf(cut) else float(plain.probabilities(calibration.inverse([cut]))[0])
+        calibration = plain
+    score = rule.score(calibration.probabilities(held) >= cut, target, weight)
+    option = Option("average", (1.0,), True, score)
+    return Choice(option, (option,), calibration, cut)
 
 
 def _best(options: Sequence[Option], rule: Rule) -> Option:

@@ -5,16 +5,20 @@ multiclass batch. A unit is what is scored by itself before averaging: the whole
 
 All four cells are sums of products. Taking one as a difference of sums would be cheaper, but where it is empty the sums
 may round differently, and then 0/0 becomes any number at all.
+
+A batch whose target holds probabilities may be of any array library; class indices, and the hard step among classes,
+are for torch.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from stepless.numerics import constant
+from stepless.numerics import Array, cast, constant, detached, largest_two, last, minimum, namespace, ones, softmax
 from stepless.steps import Hard, Identity, Step
 from stepless.tasks import Batch
 
@@ -23,27 +27,27 @@ Overlap = Literal["expected", "min"]
 Cuts = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
 
 
-def decide(batch: Batch, step: Step, cuts: Cuts, *, labels: bool) -> Tensor:
+def decide(batch: Batch, step: Step, cuts: Cuts, *, labels: bool) -> Array:
     """Yes/no decisions in [0, 1], shaped like the scores, behind a leading dimension where ``cuts`` is a set.
 
     ``cuts`` is a number; a tuple (``labels``: one for each label, else a set); or a tuple of tuples (a set of these).
     """
     scores = batch.scores
-    tau: float | Tensor
+    tau: float | Array
     if isinstance(cuts, float):
         tau = cuts
     else:
         table = constant(cuts, scores)  # (T,), (C,), or (T, C)
         if labels:
-            _check_length("threshold", table.shape[-1], scores.shape[1], "labels", one_for_all=table.dim() == 2)
-            leading = table.shape[:-1] + (1,) * (table.dim() - 1)
-            tau = table.view(*leading, -1, *[1] * (scores.dim() - 2))
+            _check_length("threshold", table.shape[-1], scores.shape[1], "labels", one_for_all=table.ndim == 2)
+            leading = tuple(table.shape[:-1]) + (1,) * (table.ndim - 1)
+            tau = table.reshape(*leading, -1, *[1] * (scores.ndim - 2))
         else:
-            tau = table.view(-1, *[1] * scores.dim())
+            tau = table.reshape(-1, *[1] * scores.ndim)
     return step.from_logits(scores, tau) if batch.logits else step(scores, tau)
 
 
-def decide_class(batch: Batch, step: Step, offsets: tuple[float, ...] | None) -> Tensor:
+def decide_class(batch: Batch, step: Step, offsets: tuple[float, ...] | None) -> Array:
     """Shares of a sample's decision among the K classes (dimension 1), each row summing to 1.
 
     The threshold of a sample is the midpoint of its two largest probabilities, so only the argmax lies above it.
@@ -52,30 +56,30 @@ def decide_class(batch: Batch, step: Step, offsets: tuple[float, ...] | None) ->
     shift = None
     if offsets is not None:
         _check_length("threshold", len(offsets), scores.shape[1], "classes")
-        shift = constant(offsets, scores).view(-1, *[1] * (scores.dim() - 2))
+        shift = constant(offsets, scores).reshape(-1, *[1] * (scores.ndim - 2))
     if isinstance(step, Hard):
         if shift is not None:
             wide = scores.double()
             scores = (wide if batch.logits else wide.log()) - constant(offsets, wide).view(shift.shape)
         return torch.zeros_like(scores).scatter(1, scores.argmax(1, keepdim=True), 1.0)
     if batch.logits:
-        p = torch.softmax(scores if shift is None else scores - shift, 1)
+        p = softmax(scores if shift is None else scores - shift)
     elif shift is None:
         p = scores
     else:  # not through log p, whose gradient is infinite at 0
-        p = scores * torch.exp(-shift)
-        p = p / p.sum(1, keepdim=True)
+        p = scores * namespace(shift).exp(-shift)
+        p = p / p.sum(1)[:, None]
     if isinstance(step, Identity):
         return p
-    tau = p.detach().topk(2, dim=1).values.mean(1, keepdim=True)
+    tau = largest_two(detached(p)).mean(1)[:, None]
     decision = step(p, tau)
-    return decision / decision.sum(1, keepdim=True)
+    return decision / decision.sum(1)[:, None]
 
 
-def cells(batch: Batch, decision: Tensor, unit: Unit, *, labels: bool, overlap: Overlap = "expected") -> Tensor:
+def cells(batch: Batch, decision: Array, unit: Unit, *, labels: bool, overlap: Overlap = "expected") -> Array:
     """Counts ``(T, units, classes, 4)`` of yes/no decisions; ``classes`` is 1 unless there are labels to keep apart."""
     target, weight = batch.target, _inner_weight(batch, unit)
-    axes = range(target.dim())
+    axes = range(target.ndim)
     kept = {"batch": [], "image": [0], "sample": [axis for axis in axes if axis != 1]}[unit]
     if labels and unit != "sample":
         kept = [*kept, 1]
@@ -83,21 +87,21 @@ def cells(batch: Batch, decision: Tensor, unit: Unit, *, labels: bool, overlap: 
 
     yes, no = target, 1 - target
     if overlap == "min":
-        tp, tn = torch.minimum(decision, yes), torch.minimum(1 - decision, no)
+        tp, tn = minimum(decision, yes), minimum(1 - decision, no)
         four = [tp, decision - tp, yes - tp, tn]
     else:
         four = [decision * yes, decision * no, (1 - decision) * yes, (1 - decision) * no]
     sums = [_dot(cell, weight, summed) for cell in four]
     classes = target.shape[1] if 1 in kept and unit != "sample" else 1
-    thresholds = decision.shape[0] if decision.dim() > target.dim() else 1
-    return torch.stack(sums, -1).view(thresholds, -1, classes, 4)
+    thresholds = decision.shape[0] if decision.ndim > target.ndim else 1
+    return namespace(target).stack(sums, -1).reshape(thresholds, -1, classes, 4)
 
 
-def class_cells(batch: Batch, decision: Tensor, unit: Unit, *, overlap: Overlap = "expected") -> Tensor:
+def class_cells(batch: Batch, decision: Array, unit: Unit, *, overlap: Overlap = "expected") -> Array:
     """Counts ``(1, units, K, 4)`` of each class against the rest, without the K×K matrix."""
     classes, weight = decision.shape[1], _inner_weight(batch, unit)
-    summed = [axis for axis in range(decision.dim()) if axis != 1 and not (axis == 0 and unit == "image")]
-    per_class = None if weight is None else weight.unsqueeze(1)
+    summed = [axis for axis in range(decision.ndim) if axis != 1 and not (axis == 0 and unit == "image")]
+    per_class = None if weight is None else weight[:, None]
     if batch.indices:
         index = batch.target.unsqueeze(1)
         hit = decision.gather(1, index).squeeze(1)
@@ -108,48 +112,50 @@ def class_cells(batch: Batch, decision: Tensor, unit: Unit, *, overlap: Overlap 
         fp, tn = (_dot(share.scatter(1, index, 0.0), per_class, summed) for share in (decision, 1 - decision))
     else:
         yes = batch.target
-        no = yes.sum(1, keepdim=True) - yes
+        no = yes.sum(1)[:, None] - yes
         if overlap == "min":
-            hit, miss = torch.minimum(decision, yes), torch.minimum(1 - decision, no)
+            hit, miss = minimum(decision, yes), minimum(1 - decision, no)
             four = [hit, decision - hit, yes - hit, miss]
         else:
             four = [decision * yes, decision * no, (1 - decision) * yes, (1 - decision) * no]
         tp, fp, fn, tn = (_dot(cell, per_class, summed) for cell in four)
-    return torch.stack([cell.view(-1, classes) for cell in (tp, fp, fn, tn)], -1).unsqueeze(0)
+    return namespace(decision).stack([cell.reshape(-1, classes) for cell in (tp, fp, fn, tn)], -1)[None]
 
 
-def class_matrix(batch: Batch, decision: Tensor, unit: Unit) -> Tensor:
+def class_matrix(batch: Batch, decision: Array, unit: Unit) -> Array:
     """Confusion matrices ``(units, K, K)``: row a holds how the samples of class a were decided."""
     classes, weight = decision.shape[1], _inner_weight(batch, unit)
-    rows = decision if weight is None else decision * weight.unsqueeze(1)
-    rows = rows.movedim(1, -1).reshape(-1, classes)
+    rows = last(decision if weight is None else decision * weight[:, None], 1).reshape(-1, classes)
     if batch.indices:
         units, index = _unit_index(batch.target, classes, unit)
         return sum_rows(rows, index, units * classes).view(units, classes, classes)
     units = decision.shape[0] if unit == "image" else 1
-    truth = batch.target.movedim(1, -1).reshape(units, -1, classes)
-    return truth.mT @ rows.view(units, -1, classes)
+    truth = last(batch.target, 1).reshape(units, -1, classes)
+    return truth.mT @ rows.reshape(units, -1, classes)
 
 
-def unit_weight(batch: Batch, unit: Unit) -> Tensor:
+def unit_weight(batch: Batch, unit: Unit) -> Array:
     """The weight of each unit among the others, flat.
 
     A weight for each sample weighs the counts of a batch, but the *score* of a unit: an image that counts twice is an
     image seen twice. A unit whose every entry is masked weighs nothing.
     """
-    axes = [1] if unit == "sample" else list(range(1, batch.target.dim()))
-    kept = [size for axis, size in enumerate(batch.target.shape) if axis not in axes]
-    inside = _inner_weight(batch, unit)
+    inside, shape = _inner_weight(batch, unit), tuple(batch.target.shape)
+    if inside is not None and inside.ndim < len(shape):  # of class probabilities: a sample weighs, not its classes
+        shape = (shape[0], *shape[2:])
+    axes = [1] if unit == "sample" else list(range(1, len(shape)))
+    kept = [size for axis, size in enumerate(shape) if axis not in axes]
     if inside is None:
-        weight = torch.ones(kept, dtype=batch.dtype, device=batch.scores.device)
+        weight = ones(kept, batch.scores, batch.dtype)
     else:
-        weight = (_dot(inside.expand_as(batch.target), None, axes) != 0).to(batch.dtype)
+        whole = namespace(inside).broadcast_to(inside, shape)
+        weight = cast(_dot(whole, None, axes) != 0, batch.dtype)
     if batch.weight is not None and _outside(batch, unit):
         weight = weight * batch.weight.reshape(weight.shape)
     return weight.reshape(-1)
 
 
-def _inner_weight(batch: Batch, unit: Unit) -> Tensor | None:
+def _inner_weight(batch: Batch, unit: Unit) -> Array | None:
     """The weight of an entry inside its unit."""
     return batch.mask if _outside(batch, unit) else batch.entry_weight
 
@@ -157,7 +163,7 @@ def _inner_weight(batch: Batch, unit: Unit) -> Tensor | None:
 def _outside(batch: Batch, unit: Unit) -> bool:
     """Whether the samples' weights weigh whole units: each sample is one, or each image has one weight."""
     return unit == "sample" or (
-        unit == "image" and batch.weight is not None and batch.weight.numel() == batch.weight.shape[0]
+        unit == "image" and batch.weight is not None and math.prod(batch.weight.shape) == batch.weight.shape[0]
     )
 
 
@@ -166,10 +172,10 @@ def _check_length(name: str, got: int, wanted: int, noun: str, *, one_for_all: b
         raise ValueError(f"{name} must have one entry for each of the {wanted} {noun}; got {got}.")
 
 
-def _dot(a: Tensor, b: Tensor | None, axes: list[int]) -> Tensor:
+def _dot(a: Array, b: Array | None, axes: list[int]) -> Array:
     """Sum of ``a * b`` over ``axes``."""
     product = a if b is None else a * b  # not torch.dot: it adds one by one, and a million equal terms drift
-    return product.sum(axes) if axes else product  # torch takes no axes for all axes
+    return product.sum(tuple(axes)) if axes else product  # torch takes no axes for all axes
 
 
 def _by_class(values: Tensor, target: Tensor, classes: int, unit: Unit) -> Tensor:

@@ -100,6 +100,8 @@ class Dispatcher:
     ) -> str:
         if not (input.is_cuda and target.is_cuda):
             return f"plain: no kernels for input on {input.device.type} and target on {target.device.type}"
+        if input.device.index != torch.cuda.current_device() or target.device != input.device:
+            return "plain: the tensors are not on the current device, where kernels start"
         if not triton_is_there():
             return "plain: Triton is not installed"
         if validate or sample_weight is not None:
@@ -115,7 +117,7 @@ class Dispatcher:
                 return "plain: the step is not in the kernels"
             return TRITON_DECISIONS
         if not triton_classes.takes_classes(input, target, self.step):
-            return "plain: no kernels for such classes, such a step, or deterministic algorithms"
+            return "plain: no kernels for such classes or such a step"
         return TRITON_CLASSES
 
     def note(self, way: str, loss: object) -> None:

@@ -8,23 +8,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stepless.choosing import Choice, Pool, check_cut, choose
+from stepless.choosing import Choice, Combine, Pool, check_cut, choose
 from stepless.frames import Table
+from stepless.lineup import TREES, check_names, fit_others, lineup
 from stepless.members import Factory
-from stepless.model import Model
+from stepless.model import Model, library_versions
 from stepless.nets import HIDDEN, Architecture
 from stepless.params import json_params
 from stepless.portfolio import CANDIDATES, Ensemble, Goal, Rows, automatic_plan, fit_ensembles, make_folds, merge_rows
 from stepless.predicting import Predicting
 from stepless.preprocessing import Features, fit_features
 from stepless.rules import Rule
+from stepless.steppers import library_module
 from stepless.training import History, Plan, Report
 
 try:
@@ -48,6 +50,7 @@ class _Fit:
         model: What predicts.
         rule: How labels and decisions are read and scored.
         choice: How the model came about.
+        shares: What each candidate counts.
         history: Of the training.
         weights: Of all networks, for a fit that goes on from here.
         nets: The losses, the folds and the shape of these networks.
@@ -59,6 +62,7 @@ class _Fit:
     model: Model
     rule: Rule
     choice: Choice
+    shares: dict[str, float]
     history: History
     weights: dict[str, Tensor]
     nets: tuple[Any, ...]
@@ -70,24 +74,30 @@ class _Fit:
 class MetricClassifier(Predicting):
     """A classifier for the metric you report.
 
-    `fit` trains small networks on several losses: cross-entropy, an even mixture of it and the metric, cross-entropy
-    that turns into the metric, and cross-entropy weighted by what decisions are worth to the metric. (``"metric"``, the
-    metric alone, is there too; its networks know less of how likely a row is.) Each loss has ``n_members`` networks,
-    which leave out a fold of rows in turn. The rows that a network has not seen say which loss is best for the metric
-    on this table, and with which threshold; they also calibrate the probabilities. Numbers are standardised, categories
-    made columns, and missing values handled, for numpy arrays, pandas and polars alike. In tables of up to 1,000 rows a
-    weight of k is the same as k rows, exactly; in larger ones but for chance.
+    `fit` trains small networks on cross-entropy and on an even mixture of it and the metric, a linear model, and, where
+    LightGBM is installed, boosted trees, grown on cross-entropy and on cross-entropy weighted by what decisions are
+    worth to the metric. Each has ``n_members`` of its kind, which leave out a fold of rows in turn. The rows that a
+    member has not seen say what each kind counts in the mean of all, calibrate the probabilities, and say where to cut
+    them for the metric. Numbers are standardised, categories made columns, and missing values handled, for numpy
+    arrays, pandas and polars alike. In tables of up to 1,000 rows a weight of k is the same as k rows, exactly; in
+    larger ones but for chance.
 
     Args:
         metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
         model: ``"mlp"``, ``"linear"``, or a factory of a ``torch.nn.Module``, called without arguments or with the
             numbers of inputs and outputs.
         hidden: The widths of an mlp's layers.
-        candidates: The losses to choose from, names of `stepless.portfolio.CANDIDATES`. One that does not go with the
-            metric is left out (costs have no samples average).
-        threshold: ``"tuned"`` for the best threshold (multiclass: offsets), ``"half"`` for ½ (the largest probability),
-            ``"auto"`` for whichever does better on held-out rows.
-        n_members: Networks of each loss, and so folds; 1 holds out a fifth of the rows once.
+        candidates: Who takes part, some of `stepless.lineup.NAMES`: losses of the networks (``"cross_entropy"``,
+            ``"mixture"``, ``"metric"``, ``"blend"``, ``"cost_weighted"``), ``"linear"``, ``"trees"`` and
+            ``"cost_trees"``. None for those that suit the table. One that does not go with the metric is left out
+            (costs have no samples average).
+        combine: ``"stack"`` for the mean of all, weighted so that held-out rows are most likely; ``"best"`` for the one
+            with the best metric on held-out rows, or their plain average where that is better.
+        threshold: ``"expected"`` for the threshold that is best if every held-out row is positive with the probability
+            that it is calibrated to, which is steadier than the best on their few true labels; ``"tuned"`` for the best
+            on these (multiclass: offsets), ``"half"`` for ½ (the largest probability), ``"auto"`` for whichever of the
+            two does better on held-out rows. For several classes or labels, ``"expected"`` is ``"auto"``.
+        n_members: Members of each kind, and so folds; 1 holds out a fifth of the rows once.
         average: Multiclass and multilabel: ``"macro"`` (default), ``"micro"``, ``"weighted"``, or ``"samples"``.
         subject_to: Constraints, as in ``"precision >= 0.9"``.
         metric_options: Options of the metric, as in ``{"beta": 2}``, or ``{"maximize": False}`` for a formula.
@@ -99,7 +109,7 @@ class MetricClassifier(Predicting):
         epochs: Passes over the rows; by default scaled to the number of rows.
         batch_size: Rows a step; by default scaled to the number of rows.
         learning_rate: Of AdamW; it falls to 0 along a cosine.
-        weight_decay: Of AdamW.
+        weight_decay: Of AdamW; by default the less, the more rows there are.
         dropout: The share of hidden units that rest in a step.
         early_stopping: Whether a network stops when a tenth of its training rows, held out for that, gets no better.
         patience: For how many epochs it may get no better.
@@ -111,7 +121,8 @@ class MetricClassifier(Predicting):
         random_state: Seed of folds, weights and batches; the same seed gives the same model, bit by bit.
 
     Attributes:
-        best_candidate_: The loss that was chosen, or ``"average"`` of all.
+        weights_: What each candidate counts in the mean that decides.
+        best_candidate_: ``"stack"``, ``"average"``, or the one candidate that decides.
         options_: Every way to decide that was tried, with its metric on held-out rows.
         history_: What happened in each epoch: ``train`` and ``held`` losses, ``(epochs, networks)``.
 
@@ -131,8 +142,9 @@ class MetricClassifier(Predicting):
         *,
         model: Any = "mlp",
         hidden: tuple[int, ...] = (64, 64),
-        candidates: tuple[str, ...] = ("cross_entropy", "mixture", "blend", "cost_weighted"),
-        threshold: str = "auto",
+        candidates: tuple[str, ...] | None = None,
+        combine: str = "stack",
+        threshold: str = "expected",
         n_members: int = 5,
         average: str | None = None,
         subject_to: Any = None,
@@ -143,7 +155,7 @@ class MetricClassifier(Predicting):
         epochs: int | None = None,
         batch_size: int | None = None,
         learning_rate: float = 3e-3,
-        weight_decay: float = 1e-2,
+        weight_decay: float | None = None,
         dropout: float = 0.0,
         early_stopping: bool = False,
         patience: int = 20,
@@ -157,6 +169,7 @@ class MetricClassifier(Predicting):
         self.model = model
         self.hidden = hidden
         self.candidates = candidates
+        self.combine = combine
         self.threshold = threshold
         self.n_members = n_members
         self.average = average
@@ -200,8 +213,9 @@ class MetricClassifier(Predicting):
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> MetricClassifier:
         """Go on with more rows: one pass over them, unless ``epochs`` says otherwise.
 
-        The preprocessing and the positive class are those of the first call. The threshold and the calibration follow
-        the held-out scores of the last 20,000 rows, each as it was when the row came. Rows should be new: one that
+        Networks alone can go on: a linear model and trees take no part. The preprocessing and the positive class are
+        those of the first call. The threshold and the calibration follow the held-out scores of the last 20,000 rows,
+        each as it was when the row came. Rows should be new: one that
         comes again may be scored by a network that has seen it.
 
         Args:
@@ -266,7 +280,10 @@ class MetricClassifier(Predicting):
         goal = Goal(rule.resolved, rule.task, outputs, rule.average, rule.subject_to)
         net = self._net(features.width, outputs)
         folds = self._folds(table.rows, target, rule)
-        nets = (tuple(self.candidates), len(folds), net)
+        alone = last is not None or pooled or bool(self.warm_start) or not isinstance(net, Architecture)
+        names = lineup(self.candidates, rule, len(matrix), networks_alone=alone)
+        losses = tuple(name for name in names if name in CANDIDATES)
+        nets = (losses, len(folds), net)
         if last is not None and nets != last.nets:
             raise ValueError(
                 "training goes on with the networks there are: candidates, n_members, model, hidden and dropout must"
@@ -275,14 +292,16 @@ class MetricClassifier(Predicting):
         plan = self._plan(len(matrix) - len(folds[0]), epochs)
         with _progress(self.verbose, plan) as report:
             trained = fit_ensembles(
-                matrix, target, weight, goal, self.candidates, net, plan, folds, seed + turns,
+                matrix, target, weight, goal, losses, net, plan, folds, seed + turns,
                 stop_share=0.1 if self.early_stopping else 0.0, start=None if last is None else last.weights,
                 device=self.device, checkpoint=None if self.checkpoint is None else Path(self.checkpoint),
                 report=report,
             )  # fmt: skip
+        others = fit_others(names, matrix, target, weight, goal, rule, plan, folds, seed, self.device)
+        ensembles = [*trained.ensembles, *others]
         rows = np.concatenate(folds)
         pool = Pool(
-            np.stack([e.held for e in trained.ensembles]),
+            np.stack([e.held for e in ensembles]),
             target[rows],
             None if weight is None else weight[rows],
             np.repeat(np.arange(len(folds)), [len(fold) for fold in folds]),
@@ -290,14 +309,19 @@ class MetricClassifier(Predicting):
         if pooled:
             pool = pool.after(last.pool if last is not None else None)
         choice = choose(
-            [replace(e, held=scores) for e, scores in zip(trained.ensembles, pool.scores, strict=True)],
-            rule, pool.target, pool.weight, pool.folds, cut=self.threshold, calibrate=self.calibrate,  # type: ignore[arg-type]
+            [replace(e, held=scores) for e, scores in zip(ensembles, pool.scores, strict=True)],
+            rule, pool.target, pool.weight, pool.folds,
+            cut=self.threshold, combine=self.combine, calibrate=self.calibrate,  # type: ignore[arg-type]
         )  # fmt: skip
-        model = self._make_model(features, trained.ensembles, choice, rule)
-        return _Fit(model, rule, choice, trained.history, trained.tensors, nets, seed, turns, pool if pooled else None)
+        model = self._make_model(features, ensembles, choice, rule)
+        weights = dict(zip((e.name for e in ensembles), choice.option.weights, strict=True))
+        return _Fit(
+            model, rule, choice, weights, trained.history, trained.tensors, nets, seed, turns, pool if pooled else None
+        )
 
     def _make_model(self, features: Features, ensembles: list[Ensemble], choice: Choice, rule: Rule) -> Model:
         used = [(e.member, w) for e, w in zip(ensembles, choice.option.weights, strict=True) if w > 0]
+        grown = any(e.name in TREES and w > 0 for e, w in zip(ensembles, choice.option.weights, strict=True))
         score = choice.option.score
         return Model(
             task=rule.task,
@@ -309,6 +333,7 @@ class MetricClassifier(Predicting):
             weights=tuple(w for _, w in used),
             calibration=choice.calibration,
             threshold=choice.threshold,
+            versions={**library_versions(), **({"lightgbm": library_module("lightgbm").__version__} if grown else {})},
             settings={
                 "estimator": type(self).__name__,
                 "params": json_params(self),
@@ -320,7 +345,7 @@ class MetricClassifier(Predicting):
         """Put what was fitted in place."""
         self._last = fitted
         self.options_, self.history_ = fitted.choice.options, fitted.history
-        self.best_candidate_ = fitted.choice.option.name
+        self.best_candidate_, self.weights_ = fitted.choice.option.name, fitted.shares
         self._adopt(fitted.model, fitted.rule)
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -329,9 +354,9 @@ class MetricClassifier(Predicting):
 
     def _check_settings(self, rule: Rule) -> None:
         """Raise for settings that cannot work, before anything is trained."""
-        names: Any = self.candidates
-        if isinstance(names, str) or not names or len(set(names)) < len(names) or not set(names) <= set(CANDIDATES):
-            raise ValueError(f"candidates must be some of {', '.join(map(repr, CANDIDATES))}; got {names!r}.")
+        check_names(self.candidates)
+        if self.combine not in get_args(Combine):
+            raise ValueError(f"combine must be one of {', '.join(map(repr, get_args(Combine)))}; got {self.combine!r}.")
         members: Any = self.n_members
         if isinstance(members, bool) or not isinstance(members, Integral) or members < 1:
             raise ValueError(f"n_members must be a whole number from 1 up; got {members!r}.")
@@ -406,12 +431,13 @@ def _progress(shown: bool, plan: Plan) -> Iterator[Report | None]:
         yield None
         return
     try:
+        from rich.console import Console  # noqa: PLC0415
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
     except ModuleNotFoundError:
         raise ModuleNotFoundError('a progress bar needs rich: pip install "stepless[sklearn]"', name="rich") from None
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns) as bar:
+    with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("training", total=plan.epochs)
 
         def report(epoch: int, _: int, losses: NDArray[np.float64]) -> None:

@@ -1,7 +1,7 @@
 """`to_onnx`: a whole model as one ONNX graph, from the columns of a table to labels.
 
 Preprocessing, every member, the mean, the calibration and the threshold or offsets are in the graph, in the order and
-the precision in which `Model` computes them: float64, but for nets that a user's factory made.
+the precision in which `Model` computes them: float64, but for nets that a user's factory made and XGBoost's trees.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from stepless.booster_members import BoosterMember
 from stepless.calibration import BEND, CAP, LARGEST_SCORE, STRAIGHT, Calibration, Curve, Curves, Temperature
 from stepless.columns import LIMIT, AsIs, Category, Number
-from stepless.frames import Table
+from stepless.export_inputs import OUTPUTS, all_numbers, input_names, missing_text
 from stepless.members import FactoryMember, Member, NetMember
 from stepless.model import Model
 from stepless.preprocessing import Features
+from stepless.tree_export import make_forest
 
 try:
     import onnx
@@ -35,10 +37,9 @@ except ModuleNotFoundError as error:
 
 Array = NDArray[Any]
 
-#: What every graph gives.
-OUTPUTS = ("label", "probabilities", "decision")
-#: The versions of the operators used; onnxruntime runs them from 1.14 on.
+#: The versions of the operators used; onnxruntime runs them from 1.14 on, and those of trees from 1.21 on.
 OPSETS = {"": 18, "ai.onnx.ml": 3}
+TREE_OPSETS = {**OPSETS, "ai.onnx.ml": 5}
 _IR_VERSION = 8
 
 
@@ -47,8 +48,8 @@ def to_onnx(model: Model, path: str | os.PathLike[str]) -> None:
 
     Inputs: a model of numbers alone takes ``X``, ``(N, columns)`` of double with NaN for missing. Any other takes an
     input for each column, named after it, ``(N, 1)`` of double or of string, where the empty text stands for missing
-    (`feed` makes these from a table; the file's metadata lists them). Outputs: ``label``, ``probabilities`` and
-    ``decision``, as `Model` gives them.
+    (`stepless.export_inputs.feed` makes these from a table; the file's metadata lists them). Outputs: ``label``,
+    ``probabilities`` and ``decision``, as `Model` gives them.
 
     Args:
         model: What to write.
@@ -71,54 +72,6 @@ def to_onnx(model: Model, path: str | os.PathLike[str]) -> None:
             raise
 
 
-def feed(features: Features, table: Table) -> dict[str, Array]:
-    """The inputs of an exported graph for the rows of a table, by name, for onnxruntime's ``run``.
-
-    Args:
-        features: The model's.
-        table: The rows.
-    """
-    features.check(table)
-    names = input_names(features)
-    if _all_numbers(features):
-        return {names[0]: np.asarray(table.matrix(), np.float64)}
-    inputs: dict[str, Array] = {}
-    for i, (name, column) in enumerate(zip(names, features.columns, strict=True)):
-        if isinstance(column, Category):
-            values: Array = np.array([missing_text(column) if v is None else v for v in table.text(i)], object)
-        elif table.kinds[i] == "number":
-            values = table.column(i).astype(np.float64)
-        else:
-            raise ValueError(f"{table.label(i)} held numbers when the model was fitted; got text.")
-        inputs[name] = values[:, None]
-    return inputs
-
-
-def input_names(features: Features) -> tuple[str, ...]:
-    """The names of an exported graph's inputs: ``X`` alone, or the columns', but for names the graph cannot have."""
-    if _all_numbers(features):
-        return ("X",)
-    given = features.names or [f"x{i}" for i in range(len(features.columns))]
-    taken, names = {*OUTPUTS, *given, ""}, []
-    for i, name in enumerate(given):
-        new = name
-        if name in (*OUTPUTS, ""):
-            new = f"column {i}"
-            while new in taken:
-                new += "_"
-            taken.add(new)
-        names.append(new)
-    return tuple(names)
-
-
-def missing_text(column: Category) -> str:
-    """The text that stands for missing in a column of categories: empty, unless that is one of its levels."""
-    text = ""
-    while text in column.levels:
-        text = f"<missing{text}>"
-    return text
-
-
 def make_graph(model: Model) -> onnx.ModelProto:
     """The graph of a model, checked."""
     features = model.features
@@ -128,9 +81,10 @@ def make_graph(model: Model) -> onnx.ModelProto:
     score = _mean_score(graph, matrix, model)
     probability = _probability(graph, score, model.calibration, model.outputs)
     outputs = _decide(graph, probability, model)
+    opsets = TREE_OPSETS if any(node.op_type == "TreeEnsemble" for node in graph.nodes) else OPSETS
     proto = helper.make_model(
         helper.make_graph(graph.nodes, "stepless", _inputs(features, names), outputs, graph.initializers),
-        opset_imports=[helper.make_opsetid(domain, version) for domain, version in OPSETS.items()],
+        opset_imports=[helper.make_opsetid(domain, version) for domain, version in opsets.items()],
         ir_version=_IR_VERSION,
         producer_name="stepless",
         producer_version=model.versions.get("stepless", ""),
@@ -174,7 +128,8 @@ class _Graph:
         return name
 
     def add(self, op: str, *inputs: Any, result: str | None = None, domain: str = "", **attributes: Any) -> str:
-        """One operation on values (by name) and constants (as they are); the name of its result."""
+        """One operation on values (by name) and constants (as they are); attributes that are arrays are tensors."""
+        attributes = {k: numpy_helper.from_array(v) if isinstance(v, np.ndarray) else v for k, v in attributes.items()}
         names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
         result = result or self.name(op)
         self.nodes.append(helper.make_node(op, names, [result], self.name("node"), domain=domain, **attributes))
@@ -192,12 +147,8 @@ class _Graph:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _all_numbers(features: Features) -> bool:
-    return not any(isinstance(column, Category) for column in features.columns)
-
-
 def _inputs(features: Features, names: tuple[str, ...]) -> list[onnx.ValueInfoProto]:
-    if _all_numbers(features):
+    if all_numbers(features):
         return [helper.make_tensor_value_info(names[0], TensorProto.DOUBLE, ["rows", len(features.columns)])]
     kinds = [TensorProto.STRING if isinstance(c, Category) else TensorProto.DOUBLE for c in features.columns]
     return [helper.make_tensor_value_info(n, kind, ["rows", 1]) for n, kind in zip(names, kinds, strict=True)]
@@ -211,7 +162,7 @@ def _features(graph: _Graph, features: Features, names: tuple[str, ...]) -> str:
     for kind, write in ((Number, _numbers), (AsIs, _as_they_are)):
         chosen = [i for i, column in enumerate(features.columns) if isinstance(column, kind)]
         if chosen:
-            values = graph.add("Gather", names[0], np.array(chosen), axis=1) if _all_numbers(features) else None
+            values = graph.add("Gather", names[0], np.array(chosen), axis=1) if all_numbers(features) else None
             values = values or _joined(graph, [names[i] for i in chosen])
             blocks += write(graph, values, [features.columns[i] for i in chosen])
             places += [int(starts[i]) for i in chosen]
@@ -291,7 +242,11 @@ def _logits(graph: _Graph, matrix: str, member: Member) -> tuple[str, int]:
         return _net(graph, matrix, member), member.n
     if isinstance(member, FactoryMember):
         return _factory_nets(graph, matrix, member), len(next(iter(member.tensors.values())))
-    raise ValueError(f"members that go to ONNX are nets; got one of kind {member.kind!r}. Save the model instead.")
+    if isinstance(member, BoosterMember):
+        return _trees(graph, matrix, member), member.n
+    raise ValueError(
+        f"members that go to ONNX are nets and trees; got one of kind {member.kind!r}. Save the model instead."
+    )
 
 
 def _net(graph: _Graph, matrix: str, member: NetMember) -> str:
@@ -306,6 +261,16 @@ def _net(graph: _Graph, matrix: str, member: NetMember) -> str:
         x = graph.add("Add", graph.add("MatMul", x, weight), bias)
         x = graph.add("Relu", x) if i < layers - 1 else x
     return x
+
+
+def _trees(graph: _Graph, matrix: str, member: BoosterMember) -> str:
+    """All boosters in one operation, which gives the scores of a row side by side."""
+    forest = make_forest(member)
+    x = matrix if forest.dtype is np.float32 else graph.add("Cast", matrix, to=TensorProto.DOUBLE)
+    scores = graph.add("TreeEnsemble", x, domain="ai.onnx.ml", **forest.attributes)
+    scores = graph.add("Reshape", scores, np.array([-1, member.n, member.outputs]))
+    scores = graph.add("Cast", graph.add("Transpose", scores, perm=[1, 0, 2]), to=TensorProto.DOUBLE)
+    return graph.add("Add", scores, forest.starts)
 
 
 class _Stack(nn.Module):

@@ -65,6 +65,9 @@ class Table:
     rows: int
     data: Array | tuple[Array, ...]
 
+    def __len__(self) -> int:
+        return self.rows
+
     @property
     def width(self) -> int:
         """How many columns there are."""
@@ -126,7 +129,7 @@ def read_table(X: Any, *, what: str = "X") -> Table:
     Text is a category, and so is whatever a frame's type calls one. A column of objects is one of numbers if it holds
     numbers alone (also bool and Decimal), otherwise a category, its numbers written as text: 2 and 2.0 are both
     ``"2"``. None, NaN, ``pandas.NA`` and masked values are missing. A column of objects that are all missing counts as
-    numbers. The same data give the same table whatever brings them.
+    numbers. The same data give the same table whatever brings them, and a table is itself.
 
     Args:
         X: The rows.
@@ -138,6 +141,8 @@ def read_table(X: Any, *, what: str = "X") -> Table:
         >>> table.names, table.kinds, table.rows
         (('age', 'city'), ('number', 'category'), 2)
     """
+    if isinstance(X, Table):
+        return X
     if hasattr(X, "tocsr"):
         raise TypeError(
             f"Sparse data was passed for {what}, but dense data is required. "

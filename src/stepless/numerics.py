@@ -2,11 +2,13 @@
 
 A metric divides counts that may be zero. Masking *after* the division (``where(b == 0, 0, a / b)``) repairs the
 value but still sends NaN backwards, so the denominator is repaired first. The functions dispatch on the array's own
-type: torch, numpy, JAX and plain numbers share one formula.
+type: torch, numpy, JAX and plain numbers share one formula. What steps and counts need besides is here too, for
+torch by its own functions, and for every other library from the few that all of them have.
 """
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -90,6 +92,98 @@ def identity(matrix: Array) -> Array:
     if isinstance(matrix, torch.Tensor):
         return torch.eye(size, dtype=torch.bool, device=matrix.device)
     return namespace(matrix).eye(size, dtype=bool)
+
+
+def clip(x: Array, low: Array | None = None, high: Array | None = None) -> Array:
+    """``x`` kept within bounds; on a bound its gradient is 1, as in torch."""
+    if isinstance(x, torch.Tensor):
+        return torch.clamp(x, low, high)
+    where = namespace(x).where
+    x = x if low is None else where(x < low, low, x)
+    return x if high is None else where(x > high, high, x)
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + e^−x), with no exponential that overflows: infinity times a zero slope is NaN."""
+    if isinstance(x, torch.Tensor):
+        return torch.sigmoid(x)
+    xp = namespace(x)
+    positive = xp.greater_equal(x, 0)
+    small = xp.exp(xp.where(positive, -x, x))
+    return xp.where(positive, 1.0, small) / (1 + small)
+
+
+def logit(p: Array) -> Array:
+    """The inverse of `sigmoid`, inside (0, 1)."""
+    if isinstance(p, torch.Tensor):
+        return torch.logit(p)
+    if isinstance(p, int | float):
+        return math.log(p) - math.log1p(-p)
+    xp = namespace(p)
+    return xp.log(p) - xp.log1p(-p)
+
+
+def softplus(x: Array) -> Array:
+    """log(1 + e^x)."""
+    if isinstance(x, torch.Tensor):
+        return torch.nn.functional.softplus(x)
+    return namespace(x).logaddexp(x, 0.0 * x)
+
+
+def softmax(x: Array) -> Array:
+    """Shares along axis 1."""
+    if isinstance(x, torch.Tensor):
+        return torch.softmax(x, 1)
+    shares = namespace(x).exp(x - detached(x.max(1))[:, None])
+    return shares / shares.sum(1)[:, None]
+
+
+def log_softmax(x: Array) -> Array:
+    """The logarithms of the shares along axis 1."""
+    if isinstance(x, torch.Tensor):
+        return torch.log_softmax(x, 1)
+    xp = namespace(x)
+    x = x - detached(x.max(1))[:, None]
+    return x - xp.log(xp.exp(x).sum(1))[:, None]
+
+
+def largest_two(x: Array) -> Array:
+    """The two largest entries along axis 1."""
+    return x.topk(2, dim=1).values if isinstance(x, torch.Tensor) else namespace(x).sort(x, 1)[:, -2:]
+
+
+def last(x: Array, axis: int) -> Array:
+    """``x`` with an axis moved to the end; torch's ``moveaxis`` does not go through ``vmap``."""
+    return x.movedim(axis, -1) if isinstance(x, torch.Tensor) else namespace(x).moveaxis(x, axis, -1)
+
+
+def detached(x: Array) -> Array:
+    """The same values, as constants: no gradient goes through them."""
+    if isinstance(x, torch.Tensor):
+        return x.detach()
+    xp = namespace(x)
+    if getattr(xp, "__name__", "") == "jax.numpy":
+        from jax.lax import stop_gradient  # noqa: PLC0415 - who has a JAX array has JAX
+
+        return stop_gradient(x)
+    return xp.stop_gradient(x) if hasattr(xp, "stop_gradient") else x
+
+
+def cast(x: Array, dtype: Any) -> Array:
+    """``x`` in another dtype."""
+    return x.to(dtype) if isinstance(x, torch.Tensor) else x.astype(dtype)
+
+
+def is_floating(x: Array) -> bool:
+    """Whether the dtype is one of floating-point numbers."""
+    return x.is_floating_point() if isinstance(x, torch.Tensor) else "float" in str(x.dtype)
+
+
+def ones(shape: Any, like: Array, dtype: Any) -> Array:
+    """Ones, in ``like``'s library and on its device."""
+    if isinstance(like, torch.Tensor):
+        return torch.ones(shape, dtype=dtype, device=like.device)
+    return namespace(like).ones(shape, dtype=dtype)
 
 
 def _extremum(a: Array, b: Array, name: str, of_numbers: Any) -> Array:

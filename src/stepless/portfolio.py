@@ -25,6 +25,7 @@ from stepless.model import mean_score
 from stepless.nets import Architecture, FactoryMembers, Members, mixed
 from stepless.objectives import CrossEntropy, Losses, Objective
 from stepless.schedules import Schedule
+from stepless.spread import gather, own_device, share
 from stepless.tasks import Task
 from stepless.training import History, Plan, Report, train
 
@@ -191,27 +192,33 @@ def fit_ensembles(
     objectives = {name: made for name in names if (made := CANDIDATES[name](goal)) is not None}
     if not objectives:
         raise ValueError(f"{', '.join(names)} cannot be trained for {goal.metric.name} in this average; add a loss.")
-    seeds = [mixed(seed, fold) for _ in objectives for fold in range(len(folds))]
+    count = len(objectives)
+    total = count * len(folds)
+    own_ones = share(total)  # of these networks; all, unless ranks share the work
+    seeds = [mixed(seed, place % len(folds)) for place in own_ones]
     sizes = matrix.shape[1], goal.outputs
     members = _make_members(net, *sizes, seeds)
     if start is not None:
         build: Any = net if isinstance(net, Architecture) else sized(net, *sizes)
-        members.load_state_dict(type(members).from_tensors(build, start).state_dict())
+        begun = {key: tensor[list(own_ones)] for key, tensor in start.items()}
+        members.load_state_dict(type(members).from_tensors(build, begun).state_dict())
     rows, stops = _divide(target, goal.task, folds, stop_share, seed)
-    count = len(objectives)
     data = Data(
         torch.from_numpy(matrix),
         torch.from_numpy(target).float() if goal.task != "multiclass" else torch.from_numpy(target),
-        rows * count,
-        stops * count,
+        tuple(rows[place % len(folds)] for place in own_ones),
+        tuple(stops[place % len(folds)] for place in own_ones),
         None if weight is None else torch.from_numpy(weight).float(),
+        max(map(len, rows)),
     )
-    losses = Losses([(objective, len(folds)) for objective in objectives.values()])
-    history = train(members, data, losses, plan, seeds, device=device, checkpoint=checkpoint, report=report)
+    counted = [sum(place // len(folds) == group for place in own_ones) for group in range(count)]
+    losses = Losses([(made, size) for made, size in zip(objectives.values(), counted, strict=True) if size])
+    where = own_device(device)
+    history = train(members, data, losses, plan, seeds, device=where, checkpoint=checkpoint, report=report)
     members = members.to("cpu")
-    tensors = members.tensors()
-    tests = [torch.from_numpy(fold) for fold in folds] * count
-    logits = _held_logits(members, data.matrix, tests)
+    own_tensors = members.tensors()
+    tests = [torch.from_numpy(folds[place % len(folds)]) for place in own_ones]
+    logits, history, tensors = _of_all(_held_logits(members, data.matrix, tests), history, own_tensors, total)
     ensembles = []
     for place, name in enumerate(objectives):
         own = slice(place * len(folds), (place + 1) * len(folds))
@@ -221,6 +228,23 @@ def fit_ensembles(
         scores = mean_score(held[None], np.ones(1), goal.task)
         ensembles.append(Ensemble(name, member, scores[:, 0] if goal.task == "binary" else scores))
     return Trained(ensembles, history, tensors)
+
+
+def _of_all(
+    logits: list[Floats], history: History, tensors: dict[str, Tensor], total: int
+) -> tuple[list[Floats], History, dict[str, Tensor]]:
+    """What all ranks have made of their networks, in the order of the networks; where there is one rank, its own."""
+    if len(logits) == total:
+        return logits, history, tensors
+    kept = [{key: tensor[i] for key, tensor in tensors.items()} for i in range(len(logits))]
+    ends = list(zip(logits, kept, history.train.T, history.held.T, history.best, strict=True))
+    all_logits, all_kept, trained, held, best = zip(*gather(ends, total), strict=True)
+    epochs = max(map(len, trained))  # a rank whose networks have all stopped early has seen fewer
+    padded_out = [
+        np.stack([np.pad(c, (0, epochs - len(c)), constant_values=np.nan) for c in s], 1) for s in (trained, held)
+    ]
+    stacked = {key: torch.stack([each[key] for each in all_kept]) for key in tensors}
+    return list(all_logits), History(padded_out[0], padded_out[1], np.array(best)), stacked
 
 
 def _make_members(
@@ -269,7 +293,7 @@ def _held_logits(members: Members | FactoryMembers, matrix: Tensor, tests: Seque
 
 
 def automatic_plan(
-    rows: int, *, epochs: int | None, batch_size: int | None, learning_rate: float, weight_decay: float,
+    rows: int, *, epochs: int | None, batch_size: int | None, learning_rate: float, weight_decay: float | None,
     patience: int | None = None,
 ) -> Plan:  # fmt: skip
     """A plan scaled to the data: small tables in few batches and many epochs, large ones in larger batches and fewer.
@@ -279,11 +303,11 @@ def automatic_plan(
         epochs: As in `Plan`; None for as many as make about 1,200 steps.
         batch_size: As in `Plan`; None for about a sixteenth of the rows.
         learning_rate: As in `Plan`.
-        weight_decay: As in `Plan`.
+        weight_decay: As in `Plan`; None for the less, the more rows there are.
         patience: As in `Plan`.
 
     Example:
-        >>> plan = automatic_plan(400, epochs=None, batch_size=None, learning_rate=1e-3, weight_decay=0.0)
+        >>> plan = automatic_plan(400, epochs=None, batch_size=None, learning_rate=1e-3, weight_decay=None)
         >>> plan.batch_size, plan.epochs
         (128, 200)
     """
@@ -292,6 +316,8 @@ def automatic_plan(
     if epochs is None:
         steps = max(1, round(rows / batch_size))
         epochs = int(min(200, max(20, round(_STEPS / steps))))
+    if weight_decay is None:
+        weight_decay = min(1.0, max(0.01, 1000 / max(1, rows)))
     return Plan(
         epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, decay="cosine", weight_decay=weight_decay,
         patience=patience,

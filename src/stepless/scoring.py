@@ -17,7 +17,7 @@ from stepless import confusion
 from stepless.averaging import Average, evaluate, undefined
 from stepless.confusion import Cuts, Overlap, Unit
 from stepless.formula import resolve
-from stepless.numerics import Array, as_tuple, ratio
+from stepless.numerics import Array, as_tuple, cast, namespace, ratio
 from stepless.ranking import Ranking, find_ranking, score_ranking
 from stepless.registry import Metric
 from stepless.steps import Hard, Step
@@ -47,13 +47,14 @@ class Path:
             ignore_index=self.ignore_index, class_weight=class_weight, exact=exact,
         )  # fmt: skip
 
-    def tally(self, batch: Batch, step: Step, metrics: tuple[Metric, ...]) -> Tensor:
+    def tally(self, batch: Batch, step: Step, metrics: tuple[Metric, ...]) -> Array:
         """The sums that `scores` needs: the counts, or where units are scored by themselves, sums of their scores."""
         table = self.count(batch, step, metrics)
         if self.unit == "batch":
             return table
         weight = confusion.unit_weight(batch, self.unit)
-        return torch.stack([total for metric in metrics for total in self._sum_units(metric, table, metrics, weight)])
+        totals = [total for metric in metrics for total in self._sum_units(metric, table, metrics, weight)]
+        return namespace(table).stack(totals)
 
     def scores(self, sums: Array, metrics: tuple[Metric, ...]) -> tuple[Array, ...]:
         """One score for each metric (one for each class and metric with ``average="none"``), from the sums of `tally`.
@@ -78,6 +79,10 @@ class Path:
         self, input: Any, target: Any, metrics: tuple[Metric, ...], sample_weight: Any = None
     ) -> tuple[Tensor, ...]:
         """What the metrics say of the decisions themselves, values checked, counted in float64."""
+        return self.scores(self.hard_tally(input, target, metrics, sample_weight), metrics)
+
+    def hard_tally(self, input: Any, target: Any, metrics: tuple[Metric, ...], sample_weight: Any = None) -> Tensor:
+        """The sums of the decisions themselves, of a batch whose values are checked; those of several batches add."""
         input, target = as_tensor(input), as_tensor(target, "target")
         sample_weight = None if sample_weight is None else as_tensor(sample_weight, "sample_weight")
         with torch.no_grad():
@@ -85,31 +90,32 @@ class Path:
             check_values(
                 input, target, sample_weight, task=self.task, inputs=self.inputs, ignore_index=self.ignore_index
             )
-            return self.scores(self.tally(batch, Hard(), metrics), metrics)
+            return self.tally(batch, Hard(), metrics)
 
-    def count(self, batch: Batch, step: Step, metrics: tuple[Metric, ...]) -> Tensor:
+    def count(self, batch: Batch, step: Step, metrics: tuple[Metric, ...]) -> Array:
         """The counts of each threshold and unit: cells, or matrices where a metric reads them."""
         if self.task == "multiclass":
-            decision = confusion.decide_class(batch, step, self.offsets).to(batch.dtype)
+            decision = cast(confusion.decide_class(batch, step, self.offsets), batch.dtype)
             if self._needs_matrix(metrics):
-                return confusion.class_matrix(batch, decision, self.unit).unsqueeze(0)
+                return confusion.class_matrix(batch, decision, self.unit)[None]
             return confusion.class_cells(batch, decision, self.unit, overlap=self.overlap)
         labels = self.task == "multilabel"
         if self.logit_cuts is not None and isinstance(step, Hard) and batch.logits:
             decision = confusion.decide(batch._replace(logits=False), step, self.logit_cuts, labels=labels)
         else:
             decision = confusion.decide(batch, step, self.cuts, labels=labels)
-        decision = decision.to(batch.dtype)
+        decision = cast(decision, batch.dtype)
         return confusion.cells(batch, decision, self.unit, labels=labels, overlap=self.overlap)
 
     def _sum_units(
-        self, metric: Metric, table: Tensor, metrics: tuple[Metric, ...], weight: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self, metric: Metric, table: Array, metrics: tuple[Metric, ...], weight: Array
+    ) -> tuple[Array, Array]:
         """Σ weight·score and Σ weight over the units whose score is defined."""
         scores = self._evaluate(metric, table, metrics)
         absent = undefined(metric, scores, table)
         if absent is not None:
-            scores, weight = torch.where(absent, 0.0, scores), torch.where(absent, 0.0, weight)
+            where = namespace(scores).where
+            scores, weight = where(absent, 0.0, scores), where(absent, 0.0, weight)
         return (scores * weight).sum(-1).mean(0), (weight + 0 * scores).sum(-1).mean(0)
 
     def _needs_matrix(self, metrics: tuple[Metric, ...]) -> bool:

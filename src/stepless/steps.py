@@ -2,6 +2,9 @@
 
 A step maps a probability ``p`` and a threshold ``tau`` to a decision in [0, 1]. Each is a frozen dataclass of a few
 lines and declares what it promises (`Promise`); `tests/test_laws.py` holds every registered step to its promises.
+
+The step itself, ``__call__`` and ``from_logits``, is arithmetic through `stepless.numerics` and takes arrays of any
+library. ``linearise`` and its kin are its faster twins for torch alone.
 """
 
 from __future__ import annotations
@@ -16,9 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stepless.numerics import Array, cast, clip, detached, logit, minimum, namespace, sigmoid
 from stepless.registry import Registry
 
-Threshold = float | Tensor
+Threshold = Array  #: a number, or an array that broadcasts against the probabilities
 
 #: slope · p · (1 − p), in one pass.
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
@@ -59,13 +63,13 @@ class Step:
 
     promises: ClassVar[frozenset[Promise]]
 
-    def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
+    def __call__(self, p: Array, tau: Threshold) -> Array:
         """The decision of probability ``p`` at threshold ``tau``."""
         raise NotImplementedError
 
-    def from_logits(self, z: Tensor, tau: Threshold) -> Tensor:
+    def from_logits(self, z: Array, tau: Threshold) -> Array:
         """The decision of ``p = sigmoid(z)``; a step in logits overrides it to stay exact where p rounds to 0 or 1."""
-        return self(z.sigmoid(), tau)
+        return self(sigmoid(z), tau)
 
     def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Affine:
         """Write the decision and its derivative with respect to ``p`` into buffers, for the fused counting pass.
@@ -105,8 +109,8 @@ class Hard(Step):
 
     promises: ClassVar[frozenset[Promise]] = frozenset()
 
-    def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
-        return (p >= tau).to(p.dtype)
+    def __call__(self, p: Array, tau: Threshold) -> Array:
+        return cast(p >= tau, p.dtype)
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ class Identity(Step):
 
     promises: ClassVar[frozenset[Promise]] = frozenset()
 
-    def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
+    def __call__(self, p: Array, tau: Threshold) -> Array:
         return p
 
     def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Affine:
@@ -147,8 +151,8 @@ class Sigmoid(Step):
     def __post_init__(self) -> None:
         _positive("Sigmoid's k", self.k)
 
-    def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
-        return torch.sigmoid((p - tau) * self.k)
+    def __call__(self, p: Array, tau: Threshold) -> Array:
+        return sigmoid((p - tau) * self.k)
 
     def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Affine:
         torch.sub(p, tau, out=decision).mul_(self.k).sigmoid_()
@@ -178,12 +182,12 @@ class Linear(Step):
         _in_range("Linear's delta", self.delta, "in [0, 0.5]", lambda v: 0 <= v <= 0.5)
         _in_range("Linear's width", self.width, "in (0, 1]", lambda v: 0 < v <= 1)
 
-    def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
+    def __call__(self, p: Array, tau: Threshold) -> Array:
         low, high, below, within, above = self._pieces(tau)
         # One slope everywhere, the others as what they add inside their own interval: fewer passes than three branches.
-        decision = torch.clamp(p, low, high) * (within - above) + p * above
-        if isinstance(below, Tensor) or below != above:
-            decision = decision + torch.clamp(p, max=low) * (below - above)
+        decision = clip(p, low, high) * (within - above) + p * above
+        if not isinstance(below, float) or below != above:
+            decision = decision + clip(p, high=low) * (below - above)
         return decision - low * (within - above)
 
     def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Affine:
@@ -214,7 +218,7 @@ class Linear(Step):
 
     def _pieces(self, tau: Any) -> tuple[Any, Any, Any, Any, Any]:
         """The two break points, and the slopes below, between and above them."""
-        margin = torch.minimum(tau, 1 - tau) if isinstance(tau, Tensor) else min(tau, 1 - tau)
+        margin = minimum(tau, 1 - tau)
         low, high = tau - self.width * margin / 2, tau + self.width * margin / 2
         return low, high, self.delta / low, (1 - 2 * self.delta) / (high - low), self.delta / (1 - high)
 
@@ -238,9 +242,9 @@ class RaisedCosine(Step):
     def __post_init__(self) -> None:
         _in_range("RaisedCosine's delta", self.delta, "above 0 and below 1", lambda v: 0 < v < 1)
 
-    def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
-        u = ((p - tau) / self.delta).clamp(-1.0, 1.0)
-        return 0.5 * (1 + u + torch.sin(math.pi * u) / math.pi)
+    def __call__(self, p: Array, tau: Threshold) -> Array:
+        u = clip((p - tau) / self.delta, -1.0, 1.0)
+        return 0.5 * (1 + u + namespace(u).sin(math.pi * u) / math.pi)
 
     def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Affine:
         u = torch.sub(p, tau, out=decision).mul_(math.pi / self.delta).clamp_(-math.pi, math.pi)
@@ -266,15 +270,15 @@ class LogitSigmoid(Step):
     def __post_init__(self) -> None:
         _positive("LogitSigmoid's temperature", self.temperature)
 
-    def __call__(self, p: Tensor, tau: Threshold) -> Tensor:
+    def __call__(self, p: Array, tau: Threshold) -> Array:
         # The ends go around the logit: it is infinite there, and infinity times a zero slope is NaN.
-        inside = (p >= torch.finfo(p.dtype).tiny) & (p < 1)
-        z = torch.logit(torch.where(inside, p, 0.5))
-        return self.from_logits(torch.where(inside, z, (p.detach() - 0.5) * math.inf), tau)
+        xp = namespace(p)
+        inside = (p >= xp.finfo(p.dtype).tiny) & (p < 1)
+        z = logit(xp.where(inside, p, 0.5))
+        return self.from_logits(xp.where(inside, z, (detached(p) - 0.5) * math.inf), tau)
 
-    def from_logits(self, z: Tensor, tau: Threshold) -> Tensor:
-        shift = torch.logit(tau) if isinstance(tau, Tensor) else math.log(tau) - math.log1p(-tau)
-        return torch.sigmoid((z - shift) / self.temperature)
+    def from_logits(self, z: Array, tau: Threshold) -> Array:
+        return sigmoid((z - logit(tau)) / self.temperature)
 
     def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Affine:
         inside = (p >= torch.finfo(p.dtype).tiny) & (p < 1)

@@ -7,13 +7,14 @@ the training path unless asked for.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stepless.numerics import constant
+from stepless.numerics import Array, cast, constant, is_floating, namespace
 
 Task = Literal["binary", "multiclass", "multilabel"]
 Inputs = Literal["logits", "probabilities"]
@@ -40,20 +41,20 @@ class Batch(NamedTuple):
         dtype: What the counts are summed in: that of the scores, or float64 for exact evaluation.
     """
 
-    scores: Tensor
-    target: Tensor
-    weight: Tensor | None
-    mask: Tensor | None
+    scores: Array
+    target: Array
+    weight: Array | None
+    mask: Array | None
     logits: bool
-    dtype: torch.dtype
+    dtype: Any
 
     @property
     def indices(self) -> bool:
-        """Whether the target holds class indices."""
-        return not self.target.is_floating_point()
+        """Whether the target holds class indices; those of other libraries than torch never do."""
+        return not is_floating(self.target)
 
     @property
-    def entry_weight(self) -> Tensor | None:
+    def entry_weight(self) -> Array | None:
         """Weight and mask together: what one entry adds to the counts."""
         if self.weight is None or self.mask is None:
             return self.mask if self.weight is None else self.weight
@@ -63,7 +64,8 @@ class Batch(NamedTuple):
 def as_tensor(values: Any, name: str = "input") -> Tensor:
     """A tensor of what the user has: a tensor, an array, or nested lists of numbers."""
     if isinstance(values, np.ndarray):
-        values = np.ascontiguousarray(values)  # torch knows no negative strides
+        # torch knows no negative strides, and warns of arrays that cannot be written, such as those of pandas
+        values = np.ascontiguousarray(values) if values.flags.writeable else values.copy()
     try:
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -114,13 +116,45 @@ def read(
         and (task == "binary" or input.dim() > 1)
     ):
         return Batch(input, target, None, None, logits, input.dtype)  # the usual batch is what it should be
-    _check_tensors(input, target)
-    scores = input.to(torch.promote_types(input.dtype, torch.float32))
-    dtype = torch.float64 if exact and input.device.type != "mps" else scores.dtype
+    _check_tensors(input, target, sample_weight)
+    dtype = torch.float64 if exact and input.device.type != "mps" else None
+    return read_arrays(
+        input, target, sample_weight, task=task, inputs=inputs, ignore_index=ignore_index, class_weight=class_weight,
+        dtype=dtype,
+    )  # fmt: skip
+
+
+def read_arrays(
+    input: Array,
+    target: Array,
+    sample_weight: Array | None = None,
+    *,
+    task: Task,
+    inputs: Inputs,
+    ignore_index: int | None = None,
+    class_weight: tuple[float, ...] | None = None,
+    dtype: Any = None,
+) -> Batch:
+    """`read`, for arrays of one library, whichever it is. Where it is not torch, class indices become probabilities.
+
+    Args:
+        input: Scores.
+        target: Their targets.
+        sample_weight: A weight a sample.
+        task: Which task it is.
+        inputs: What the scores are.
+        ignore_index: The target of entries that do not count.
+        class_weight: Multiclass: a weight a class.
+        dtype: What the counts are summed in; None for that of the scores, or float32 where it is wider.
+    """
+    _check_dtypes(input, target)
+    xp, logits = namespace(input), inputs == "logits"
+    scores = cast(input, xp.promote_types(input.dtype, xp.float32))
+    dtype = dtype or scores.dtype
     if task == "multiclass":
         return _read_multiclass(scores, target, sample_weight, logits, dtype, ignore_index, class_weight)
 
-    if task == "multilabel" and input.dim() < 2:
+    if task == "multilabel" and input.ndim < 2:
         raise ValueError(
             f"multilabel scores must have shape (N, labels, …); got {_shape(input)}. For one label use task='binary'."
         )
@@ -128,81 +162,96 @@ def read(
     mask = None
     if ignore_index is not None:
         counted = target != ignore_index
-        target, scores = torch.where(counted, target, 0), torch.where(counted, scores, 0.0)
-        mask = counted.to(dtype)
+        target, scores = xp.where(counted, target, 0), xp.where(counted, scores, 0.0)
+        mask = cast(counted, dtype)
     weight = None
     if sample_weight is not None:
         weight = _match_weight(sample_weight, input.shape, dtype, labels=task == "multilabel")
-    return Batch(scores, target.to(dtype), weight, mask, logits, dtype)
+    return Batch(scores, cast(target, dtype), weight, mask, logits, dtype)
 
 
 def _read_multiclass(
-    scores: Tensor,
-    target: Tensor,
-    sample_weight: Tensor | None,
+    scores: Array,
+    target: Array,
+    sample_weight: Array | None,
     logits: bool,
-    dtype: torch.dtype,
+    dtype: Any,
     ignore_index: int | None,
     class_weight: tuple[float, ...] | None,
 ) -> Batch:
-    if scores.dim() < 2 or scores.shape[1] < 2:
+    if scores.ndim < 2 or scores.shape[1] < 2:
         raise ValueError(
             f"multiclass scores must have shape (N, K, …) with K ≥ 2 classes; got {_shape(scores)}."
             " For one score a sample use task='binary'."
         )
     classes = scores.shape[1]
     samples = (scores.shape[0], *scores.shape[2:])
-    mask = None
-    if target.shape == samples and not target.is_floating_point() and target.dtype is not torch.bool:
+    mask, hits, xp = None, None, namespace(scores)
+    if _shape(target) == samples and not is_floating(target) and _dtype(target) != "bool":
         counted = target != (IGNORED_CLASS if ignore_index is None else ignore_index)
-        target = torch.where(counted, target, 0).long()
-        scores = torch.where(counted.unsqueeze(1), scores, 0.0 if logits else 1.0 / classes)
-        mask = counted.to(dtype)
-    elif target.shape == scores.shape and target.is_floating_point():
+        target = xp.where(counted, target, 0)
+        target, hits = (
+            (target.long(), None) if isinstance(target, Tensor) else (target, _one_hot(target, scores, dtype))
+        )
+        scores = xp.where(counted[:, None], scores, 0.0 if logits else 1.0 / classes)
+        mask = cast(counted, dtype)
+    elif _shape(target) == _shape(scores) and is_floating(target):
         if ignore_index is not None:
             raise ValueError(
                 "ignore_index has no effect on targets that are class probabilities; give such samples a weight of 0."
             )
-        target = target.to(dtype)
+        target = cast(target, dtype)
     else:
         hint = ""
-        if target.shape == scores.shape:
+        if _shape(target) == _shape(scores):
             hint = " Convert a one-hot target with target.argmax(1); for several labels a row use task='multilabel'."
         raise ValueError(
             f"multiclass targets must be integer class indices of shape {samples}, or class probabilities (float) of"
             f" shape {_shape(scores)}; got {_dtype(target)} of shape {_shape(target)}.{hint}"
         )
-    weight = (
-        None if sample_weight is None else _match_weight(sample_weight, scores.shape, dtype, labels=True).squeeze(1)
-    )
+    weight = None if sample_weight is None else _match_weight(sample_weight, scores.shape, dtype, labels=True)[:, 0]
     if class_weight is not None:
         if len(class_weight) != classes:
             raise ValueError(f"weight must have one entry for each of the {classes} classes; got {len(class_weight)}.")
         per_class = constant(class_weight, scores, dtype)
-        if target.is_floating_point():  # a row of probability y_k is a row of class k that weighs y_k · weight[k]
-            target = target * per_class.view(-1, *[1] * (target.dim() - 2))
-        else:
-            true = per_class[target.clamp(0, classes - 1)]  # an index out of range is reported with the others
+        by_class = per_class.reshape(-1, *[1] * (scores.ndim - 2))
+        if is_floating(target):  # a row of probability y_k is a row of class k that weighs y_k · weight[k]
+            target = target * by_class
+        else:  # an index out of range is reported with the others
+            true = per_class[target.clamp(0, classes - 1)] if hits is None else (hits * by_class).sum(1)
             weight = true if weight is None else true * weight
-    return Batch(scores, target, weight, mask, logits, dtype)
+    return Batch(scores, target if hits is None else hits, weight, mask, logits, dtype)
 
 
-def _check_tensors(input: Tensor, target: Tensor) -> None:
+def _one_hot(target: Array, scores: Array, dtype: Any) -> Array:
+    """Class indices as probabilities; NaN for an index that is no class: a compiled function cannot raise."""
+    classes, xp = scores.shape[1], namespace(scores)
+    index = target[:, None]
+    hit = index == constant(range(classes), target).reshape(-1, *[1] * (target.ndim - 1))
+    return xp.where((index >= 0) & (index < classes), cast(hit, dtype), math.nan)
+
+
+def _check_tensors(input: Tensor, target: Tensor, sample_weight: Tensor | None) -> None:
     for name, tensor in (("input", input), ("target", target)):
         if not isinstance(tensor, Tensor):
             raise TypeError(
                 f"{name} must be a torch.Tensor; got {type(tensor).__name__}. Convert it with torch.as_tensor."
             )
-    if not input.is_floating_point():
+    if sample_weight is not None and not isinstance(sample_weight, Tensor):
+        raise TypeError(f"sample_weight must be a torch.Tensor; got {type(sample_weight).__name__}.")
+
+
+def _check_dtypes(input: Array, target: Array) -> None:
+    if not is_floating(input):
         raise TypeError(f"input must hold floating-point scores; got {_dtype(input)}. Pass the model's raw output.")
-    if target.is_complex():
+    if "complex" in _dtype(target):
         raise TypeError(f"target must be bool, integer or float; got {_dtype(target)}.")
 
 
-def _match_binary(target: Tensor, input: Tensor) -> Tensor:
-    if target.shape == input.shape:
+def _match_binary(target: Array, input: Array) -> Array:
+    if _shape(target) == _shape(input):
         return target
-    if input.dim() and {target.shape, input.shape} == {input.shape[:1], (*input.shape[:1], 1)}:
+    if input.ndim and {_shape(target), _shape(input)} == {(input.shape[0],), (input.shape[0], 1)}:
         return target.reshape(input.shape)  # (N,) against (N, 1)
     raise ValueError(
         f"target must have the input's shape {_shape(input)}; got {_shape(target)}. Nothing is broadcast:"
@@ -210,25 +259,23 @@ def _match_binary(target: Tensor, input: Tensor) -> Tensor:
     )
 
 
-def _match_weight(weight: Tensor, shape: torch.Size, dtype: torch.dtype, *, labels: bool) -> Tensor:
+def _match_weight(weight: Array, shape: Any, dtype: Any, *, labels: bool) -> Array:
     """The weights shaped to broadcast against scores of ``shape``, whose dimension 1 holds labels or classes."""
-    if not isinstance(weight, Tensor):
-        raise TypeError(f"sample_weight must be a torch.Tensor; got {type(weight).__name__}.")
     full = (shape[0], 1, *shape[2:]) if labels else tuple(shape)
     pixels = (shape[0], *shape[2:]) if labels else tuple(shape)
     if tuple(weight.shape) == full[:1]:
-        return weight.to(dtype).view(-1, *[1] * (len(full) - 1))
+        return cast(weight, dtype).reshape(-1, *[1] * (len(full) - 1))
     if tuple(weight.shape) in (full, pixels):
-        return weight.to(dtype).reshape(full)
+        return cast(weight, dtype).reshape(full)
     wanted = f"{full[:1]}" + (f", or one a pixel, shape {pixels}" if len(pixels) > 1 else "")
     raise ValueError(f"sample_weight must have one entry a sample, shape {wanted}; got {_shape(weight)}.")
 
 
-def _shape(tensor: Tensor) -> tuple[int, ...]:
+def _shape(tensor: Array) -> tuple[int, ...]:
     return tuple(tensor.shape)
 
 
-def _dtype(tensor: Tensor) -> str:
+def _dtype(tensor: Array) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 

@@ -36,6 +36,14 @@ class Tape:
         self.partials.append([(x.index, partial) for x, partial in partials if isinstance(x, Symbol)])
         return Symbol(self, len(self.expressions) - 1)
 
+    def lines(self, result: int) -> list[str]:
+        """The assignments that a value needs, in order."""
+        needed = {result}
+        for i in range(result, -1, -1):
+            if i in needed:
+                needed |= set(_read(self.expressions[i]))
+        return [f"v{i} = {self.expressions[i]}" for i in sorted(needed)]
+
 
 class Symbol:
     """A number that is not known yet."""
@@ -271,11 +279,7 @@ def straight_line(formula: Callable[[Any], Any], *, joint: bool = False) -> tupl
     result = (traced.item() if isinstance(traced, np.ndarray) else traced).index
     if tape.wide[result]:
         raise TypeError("a formula of all classes gives one number, not one a class")
-    needed = {result}
-    for i in range(result, -1, -1):
-        if i in needed:
-            needed |= set(_read(tape.expressions[i]))
-    lines = [f"v{i} = {expression}" for i, expression in enumerate(tape.expressions) if i in needed]
+    lines = tape.lines(result)
     adjoints: dict[int, list[str]] = {result: ["1.0"]}
     for i in range(result, 3, -1):
         if i not in adjoints:

@@ -1,0 +1,101 @@
+"""Who takes part in a portfolio: networks of several losses, a linear model, and boosted trees.
+
+Networks, a linear model and trees are wrong about different rows, so their mean is better than any of them; what each
+counts in it is settled by `stepless.stacking`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stepless.costs import Costs, Form
+from stepless.growing import grow
+from stepless.nets import Architecture
+from stepless.portfolio import CANDIDATES, Ensemble, Goal, Rows, fit_ensembles
+from stepless.rules import Rule
+from stepless.scoring import make_path
+from stepless.steppers import Settings, library_module
+from stepless.training import Plan
+
+#: A linear model, trained on cross-entropy.
+LINEAR = "linear"
+#: Boosted trees, and what they are grown for.
+TREES: dict[str, Form] = {"trees": "cross_entropy", "cost_trees": "cost"}
+#: Everything that can be asked for.
+NAMES = (*CANDIDATES, LINEAR, *TREES)
+
+_LOSSES = ("cross_entropy", "mixture")
+#: With fewer distinct rows trees have nothing to split.
+_FEWEST = 50
+_ROUNDS, _RATE, _PATIENCE = 150, 0.1, 50
+
+
+def check_names(names: Any) -> None:
+    """Raise unless these name who takes part, among them a loss of the networks; None leaves it to `lineup`."""
+    if names is None:
+        return
+    if isinstance(names, str) or not names or len(set(names)) < len(names) or not set(names) <= set(NAMES):
+        raise ValueError(f"candidates must be some of {', '.join(map(repr, NAMES))}; got {names!r}.")
+    if not set(names) & set(CANDIDATES):
+        raise ValueError(
+            f"candidates must name a loss of the networks, one of {', '.join(map(repr, CANDIDATES))}; got {names!r}."
+            ' For trees alone use MetricBooster, for a linear model alone model="linear".'
+        )
+
+
+def lineup(names: Sequence[str] | None, rule: Rule, rows: int, *, networks_alone: bool) -> tuple[str, ...]:
+    """Who takes part.
+
+    Args:
+        names: Who was asked for; None for all who suit the table. Trees are among them where LightGBM is installed.
+        rule: What is to be decided.
+        rows: How many distinct rows there are to learn from.
+        networks_alone: Whether nobody else can: training goes on from networks, or they are the user's own.
+    """
+    one_label = rule.task != "multilabel"
+    if names is None:
+        trees = tuple(TREES) if one_label and rows >= _FEWEST and find_spec("lightgbm") is not None else ()
+        names = (*_LOSSES, LINEAR, *trees)
+    elif not one_label and set(names) & set(TREES):
+        raise ValueError("trees take one label a row; leave 'trees' and 'cost_trees' out of the candidates.")
+    if rule.subject_to is not None:  # costs have no room for constraints, which the threshold meets
+        names = [name for name in names if name != "cost_trees"]
+    return tuple(name for name in names if name in CANDIDATES or not networks_alone)
+
+
+def fit_others(
+    names: Sequence[str],
+    matrix: NDArray[np.float32],
+    target: NDArray[Any],
+    weight: NDArray[Any] | None,
+    goal: Goal,
+    rule: Rule,
+    plan: Plan,
+    folds: Sequence[Rows],
+    seed: int,
+    device: str | torch.device,
+) -> list[Ensemble]:
+    """The ensembles that are no networks of the portfolio's own shape: each without one fold, as those are."""
+    found = []
+    if LINEAR in names:
+        net = Architecture("linear", matrix.shape[1], goal.outputs)
+        one = fit_ensembles(
+            matrix, target, weight, goal, ("cross_entropy",), net, plan, folds, seed, device=device
+        ).ensembles[0]  # fmt: skip
+        found.append(Ensemble(LINEAR, one.member, one.held))
+    path = make_path((rule.resolved,), task=rule.task, average=rule.average)
+    for name in names:
+        if name in TREES:
+            library_module("lightgbm")
+            costs = Costs(rule.resolved, path.task, len(rule.classes), path.average, TREES[name])
+            settings = Settings("lightgbm", _ROUNDS, _RATE, {}, seed % 2**31, torch.get_num_threads())
+            watch: Any = "loss" if rule.subject_to is not None else "cut"
+            growth = grow(matrix, target, weight, costs, settings, [*folds], _PATIENCE, watch)
+            found.append(Ensemble(name, growth.ensemble.member, growth.ensemble.held))
+    return found

@@ -1,0 +1,57 @@
+"""Who takes part in a portfolio."""
+
+import sys
+
+import numpy as np
+import pytest
+from sklearn.datasets import make_classification, make_multilabel_classification
+
+import stepless as sl
+
+
+@pytest.fixture(scope="module")
+def table():
+    return make_classification(200, 5, weights=[0.8], random_state=0)
+
+
+def few(**settings):
+    return sl.MetricClassifier(epochs=3, n_members=2, random_state=0, **settings)
+
+
+def test_all_who_suit_the_table(table):
+    X, y = table
+    assert [*few().fit(X, y).weights_] == ["cross_entropy", "mixture", "linear", "trees", "cost_trees"]
+    assert [*few().fit(X[:40], y[:40]).weights_] == ["cross_entropy", "mixture", "linear"]
+    assert [*few(subject_to="precision >= 0.2").fit(X, y).weights_] == ["cross_entropy", "mixture", "linear", "trees"]
+
+
+def test_without_lightgbm_they_are_fewer_unless_it_was_asked_for(table, monkeypatch):
+    X, y = table
+    monkeypatch.setattr("stepless.lineup.find_spec", lambda name: None)
+    assert [*few().fit(X, y).weights_] == ["cross_entropy", "mixture", "linear"]
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "stepless\[lightgbm\]"'):
+        few(candidates=("cross_entropy", "trees")).fit(X, y)
+
+
+def test_networks_alone_go_on(table):
+    X, y = table
+    assert [*few().partial_fit(X, y).weights_] == ["cross_entropy", "mixture"]
+    assert [*few(warm_start=True).fit(X, y).weights_] == ["cross_entropy", "mixture"]
+    assert [*few().fit(X, y).partial_fit(X, y).weights_] == ["cross_entropy", "mixture"]
+
+
+def test_labels_have_no_trees():
+    X, y = make_multilabel_classification(80, 4, n_classes=3, random_state=0)
+    assert [*few().fit(X, y).weights_] == ["cross_entropy", "mixture", "linear"]
+    with pytest.raises(ValueError, match="trees take one label a row; leave 'trees' and 'cost_trees' out"):
+        few(candidates=("cross_entropy", "trees")).fit(X, y)
+
+
+def test_saved_and_loaded_with_trees(table, tmp_path):
+    X, y = table
+    model = few().fit(X, y)
+    model.save(tmp_path / "model")
+    loaded = sl.load(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.predict_proba(X), model.predict_proba(X))
+    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
