@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test check check-full lint types layers doctest bench contest contest-quick clean
+.PHONY: help demo test check check-full full docs browser lint types layers doctest bench contest contest-quick papers papers-quick clean
 
 help:
 	@echo "make demo        a first result on real data"
@@ -12,6 +12,8 @@ help:
 	@echo "make check       everything a commit must pass (lint, types, layers, doctests, tests)"
 	@echo "make check-full  make check, and what is long or needs more"
 	@echo "make bench       speed against cross-entropy"
+	@echo "make docs        the documentation, in build/docs"
+	@echo "make papers      the papers' tables again; papers-quick is a slice of each (both need STEPLESS_DATA)"
 	@echo "make contest     our classifiers against the others; contest-quick is a slice (both need STEPLESS_DATA)"
 
 # The stamp is newer than what it was made from, or the environment is brought up to date.
@@ -20,8 +22,17 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(PIP) --editable ".[all,test,lint,bench]"
 	touch $@
 
+# What only the long checks need: clusters, a browser, the libraries of some examples, the documentation.
+$(VENV)/full: $(VENV)/ready
+	$(PIP) --editable ".[full]"
+	touch $@
+
+# Any Chromium will do; where there is none and Debian's package can be had, it is installed.
+browser:
+	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)
+
 demo: $(VENV)/ready
-	$(BIN)/python examples/first_result.py
+	$(BIN)/stepless demo
 
 # One thread a worker: two workers with two threads each wait for one another more than they work.
 test: export OMP_NUM_THREADS = 1
@@ -38,14 +49,20 @@ types: $(VENV)/ready
 layers: $(VENV)/ready
 	$(BIN)/lint-imports
 
+doctest: export KERAS_BACKEND = torch
 doctest: $(VENV)/ready
 	$(BIN)/python -m pytest --doctest-modules src -q --ignore-glob='*/triton_*.py' # these need Triton
 
 check: lint types layers doctest test
 
-check-full: check
+full: export OMP_NUM_THREADS = 1
+full: $(VENV)/full browser
 	$(BIN)/python -m pytest -m full
-	$(MAKE) bench
+
+check-full: check full docs papers-quick bench
+
+docs: $(VENV)/full
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 
 bench: $(VENV)/ready
 	$(BIN)/python benchmarks/speed/cpu.py
@@ -61,6 +78,14 @@ contest: $(VENV)/ready
 contest-quick: $(VENV)/ready
 	$(BIN)/python benchmarks/contest/run.py --quick --jobs 2
 	$(BIN)/python benchmarks/contest/page.py
+
+papers papers-quick: export OMP_NUM_THREADS = 1
+papers: $(VENV)/ready
+	$(BIN)/python benchmarks/papers/run.py --workers 2
+	$(BIN)/python benchmarks/papers/page.py
+
+papers-quick: $(VENV)/ready
+	$(BIN)/python benchmarks/papers/run.py --quick --workers 2
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -67,9 +67,8 @@ def main() -> None:
             if epoch == step == 0:
                 all_x, all_y = rows[:BATCH]
                 own, whole = of_this_rank(scores, y), of_this_rank(bare(all_x), all_y)
-                print(
-                    f"rank {rank}: loss {loss:.6f}, of the whole batch {whole:.6f}, of its rows {own:.6f}", flush=True
-                )
+                line = f"rank {rank}: loss {loss:.6f}, of the whole batch {whole:.6f}, of its rows {own:.6f}\n"
+                print(line, end="", flush=True)  # in one piece: ranks share the output
             loss.backward()
             optimizer.step()
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score, precision_score
 
-from stepless.choosing import Pool, _cross_fitted, choose
+from stepless.calibration import Identity
+from stepless.choosing import Pool, _cross_fitted, choose, expected
 from stepless.portfolio import Ensemble
 from stepless.rules import Held, Rule
 
@@ -184,3 +185,14 @@ def test_a_pool_keeps_the_latest():
     assert both.target.sum() == 10_000
     assert both.weight.sum() == 10_000 + 2 * 10_000
     assert old.after(pool(3, None, 0.0)).weight is None
+
+
+def test_an_expected_cut_never_says_the_same_of_every_row():
+    random = np.random.default_rng(3)
+    y = (random.random(ROWS) < 0.4).astype(np.int64)
+    for metric in ("f1", "recall", "specificity", "precision"):
+        held = 0.1 * random.normal(size=ROWS)
+        found = expected(held, rule(metric), y, None, calibrate=False)
+        assert 0 < (Identity("binary").probabilities(held) >= found.threshold).mean() < 1
+    alike = expected(np.zeros(ROWS), rule("f1"), y, None, calibrate=True)
+    assert alike.threshold == -np.inf  # nothing can be told apart

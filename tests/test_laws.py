@@ -268,6 +268,18 @@ def test_two_classes_have_the_binary_loss(name, step):
     torch.testing.assert_close(sl.metric_loss(pair, target, name, task="multiclass", step=step), expected)
 
 
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", sl.METRICS)
+def test_scores_stay_within_the_range(name, task):
+    least, greatest = sl.METRICS[name].range
+    torch.manual_seed(0)
+    for _ in range(40):
+        shape = (12,) if task == "binary" else (12, 3)
+        target = torch.randint(3, (12,)) if task == "multiclass" else torch.randint(2, shape)
+        found = sl.score(torch.randn(shape), target, name, task=task).item()
+        assert least - 1e-9 <= found <= greatest + 1e-9
+
+
 @every_metric
 @settings(max_examples=40, deadline=None)
 @given(

@@ -161,9 +161,15 @@ PARTS: dict[str, Contestant] = {
         sl.MetricClassifier, candidates=("cross_entropy",), threshold="half"
     ),
     "MetricClassifier, cross-entropy alone": ours(sl.MetricClassifier, candidates=("cross_entropy",)),
-    "MetricClassifier, metric alone": ours(sl.MetricClassifier, candidates=("metric",)),
+    "MetricClassifier, the mixture alone": ours(sl.MetricClassifier, candidates=("mixture",)),
+    "MetricClassifier, networks alone": ours(sl.MetricClassifier, candidates=("cross_entropy", "mixture")),
+    "MetricClassifier, without trees": ours(sl.MetricClassifier, candidates=("cross_entropy", "mixture", "linear")),
+    "MetricClassifier, without the metric's losses": ours(
+        sl.MetricClassifier, candidates=("cross_entropy", "linear", "trees")
+    ),
+    "MetricClassifier, the best instead of all": ours(sl.MetricClassifier, combine="best"),
     "MetricClassifier, always at ½": ours(sl.MetricClassifier, threshold="half"),
-    "MetricClassifier, always tuned": ours(sl.MetricClassifier, threshold="tuned"),
+    "MetricClassifier, a tuned cut": ours(sl.MetricClassifier, threshold="tuned"),
     "MetricBooster, cross-entropy alone": ours(sl.MetricBooster, forms=("cross_entropy",)),
     "MetricBooster, costs alone": ours(sl.MetricBooster, forms=("cost",)),
     "MetricBooster, tuned cut": ours(sl.MetricBooster, threshold="tuned"),

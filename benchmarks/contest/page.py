@@ -19,7 +19,9 @@ from summary import (
     TUNED_TREES,
     Record,
     Standing,
+    behind,
     is_network,
+    is_part,
     metrics_of,
     standing,
 )
@@ -46,7 +48,8 @@ is scikit-learn's `TunedThresholdClassifierCV`; where there are several classes 
 `TunedThreshold`. `MetricLoss` is that loss alone, in a plain loop, at ½. AnyLoss, SOL and soft sets are as published.
 
 The recipe is developed on one half of the sets and confirmed on the other. A set counts for a metric when every
-contestant has finished it. This page is rendered from `benchmarks/contest/results` by `benchmarks/contest/page.py`.
+contestant has finished it; one that has finished far fewer sets than the others is named, and left out until it has
+caught up. This page is rendered from `benchmarks/contest/results` by `benchmarks/contest/page.py`.
 """
 
 
@@ -103,8 +106,16 @@ def _progress(records: Sequence[Record]) -> str:
             for half in HALVES:
                 found = _standing(records, task, half, metric)
                 row.append(f"{0 if found is None else len(found.records)} of {len(CONFIG['halves'][half][task])}")
+            slow = _behind(records, task, metric)
+            row.append(", ".join(f"{name} ({count})" for name, count in slow.items()) or "nobody")
             rows.append(row)
-    return _rows(["task", "metric", *(f"{half} sets finished" for half in HALVES)], rows)
+    return _rows(["task", "metric", *(f"{half} sets finished" for half in HALVES), "left out (sets done)"], rows)
+
+
+def _behind(records: Sequence[Record], task: str, metric: str) -> dict[str, int]:
+    own = [r for r in records if r["task"] == task and r["half"] in HALVES]
+    names = dict.fromkeys(name for r in own for name in r["entries"] if not is_part(name))
+    return behind(own, [*names], metric)
 
 
 def _table(found: Standing) -> str:
@@ -167,7 +178,10 @@ def _claims_of(found: Standing) -> list[tuple[str, str, str]]:
     claim("65 % strict wins of ours against the best tuned booster (striven for)", text, held=duel.share >= 0.65)
     collapses = found.collapses("MetricClassifier") + found.collapses("MetricBooster")
     claim("no collapse", f"{collapses}", held=collapses == 0)
-    alone = found.ranks(["MetricLoss", PLAIN, *PUBLISHED])
+    published = [name for name in PUBLISHED if name in found.names]
+    if not published:
+        return claims
+    alone = found.ranks(["MetricLoss", PLAIN, *published])
     best = min(alone, key=lambda n: alone[n])
     claim(f"`MetricLoss` alone before {PLAIN} and everything published", f"first is {best} ({alone[best]:.2f}), it has"
           f" {alone['MetricLoss']:.2f}", held=best == "MetricLoss")  # fmt: skip
@@ -184,7 +198,7 @@ def _where(records: Sequence[Record]) -> str:
     rows, words = [], []
     for metric in CLAIMED:
         found = standing(halved(records), metric)
-        if found is None or "MetricClassifier" not in found.names:
+        if found is None or not {"MetricClassifier", "MetricBooster"} <= set(found.names):
             continue
         for label, keep in _groups(found.records):
             part = Standing(metric, [found.records[i] for i in keep], found.names, found.scores[:, keep])

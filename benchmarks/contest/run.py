@@ -101,6 +101,8 @@ def main() -> None:
         and (given.sets is None or row[0] in given.sets)
         and missing(*row, choice, given.folder)
     ]  # fmt: skip
+    if given.sets is not None:  # in the order they are given: the longest first, for one
+        chosen.sort(key=lambda row: given.sets.index(row[0]))
     about()  # before the source can change under a long run
     begun, times, failed = time.perf_counter(), [], []
     with ProcessPoolExecutor(given.jobs, max_tasks_per_child=None) as pool:

@@ -100,11 +100,13 @@ def metrics_of(records: Iterable[Record]) -> list[str]:
 def standing(records: Sequence[Record], metric: str, *, parts: bool = False) -> Standing | None:
     """A metric on the sets of one task that all contestants have finished; None where there is no such set.
 
-    With ``parts``, those of our own with something left out are the contestants, beside the whole and its rivals.
+    A contestant that has finished far fewer sets than the others waits until it has caught up. With ``parts``, those of
+    our own with something left out are the contestants, beside the whole and its rivals.
     """
     if parts:
         records = [r for r in records if any(map(is_part, r["entries"]))]
     names = [n for n in dict.fromkeys(name for r in records for name in r["entries"]) if parts or not is_part(n)]
+    names = [name for name in names if name not in behind(records, names, metric)]
     longest = max((list(r["entries"]) for r in records), key=len, default=[])
     names.sort(key=lambda name: longest.index(name) if name in longest else len(longest))
     whole = [r for r in records if all(metric in r["entries"].get(name, {}) for name in names)]
@@ -112,6 +114,13 @@ def standing(records: Sequence[Record], metric: str, *, parts: bool = False) -> 
         return None
     table = [[np.mean(r["entries"][name][metric]["scores"]) for r in whole] for name in names]
     return Standing(metric, whole, names, np.array(table))
+
+
+def behind(records: Sequence[Record], names: Sequence[str], metric: str) -> dict[str, int]:
+    """The contestants that have finished fewer than nine tenths of the sets that others have, and how many."""
+    done = {name: sum(metric in r["entries"].get(name, {}) for r in records) for name in names}
+    most = max(done.values(), default=0)
+    return {name: count for name, count in done.items() if count < 0.9 * most}
 
 
 def is_part(name: str) -> bool:

@@ -4,37 +4,76 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from stepless import curves, numerics, presets
-from stepless.accumulation import accumulate
-from stepless.constraints import Constraint
-from stepless.formula import for_formulas
-from stepless.loss import MetricLoss, metric_loss
-from stepless.memory import Memory
-from stepless.metrics import METRICS, metric
-from stepless.ranking import RANKINGS, Ranking
-from stepless.registry import Metric
-from stepless.schedules import Schedule
-from stepless.scoring import score
-from stepless.state import State
-from stepless.steps import STEPS, Hard, Identity, Linear, LogitSigmoid, RaisedCosine, Sigmoid, Step
-from stepless.thresholds import tune_threshold
-from stepless.tuning import Tuning
-
 if TYPE_CHECKING:
     from stepless import boosting as boosting
+    from stepless import curves as curves
+    from stepless import integrations as integrations
+    from stepless import numerics
     from stepless import plots as plots
+    from stepless import presets as presets
+    from stepless.accumulation import accumulate as accumulate
     from stepless.booster import MetricBooster as MetricBooster
+    from stepless.comparison import compare as compare
+    from stepless.constraints import Constraint as Constraint
     from stepless.estimator import MetricClassifier as MetricClassifier
     from stepless.folders import ModelFileError as ModelFileError
+    from stepless.formula import for_formulas
     from stepless.loading import load as load
+    from stepless.loss import MetricLoss as MetricLoss
+    from stepless.loss import metric_loss as metric_loss
+    from stepless.memory import Memory as Memory
+    from stepless.metrics import METRICS as METRICS
+    from stepless.metrics import metric as metric
+    from stepless.outcome import Outcome as Outcome
+    from stepless.ranking import RANKINGS as RANKINGS
+    from stepless.ranking import Ranking as Ranking
+    from stepless.registry import Metric as Metric
+    from stepless.schedules import Schedule as Schedule
+    from stepless.scoring import score as score
+    from stepless.state import State as State
+    from stepless.steps import STEPS as STEPS
+    from stepless.steps import Hard as Hard
+    from stepless.steps import Identity as Identity
+    from stepless.steps import Linear as Linear
+    from stepless.steps import LogitSigmoid as LogitSigmoid
+    from stepless.steps import RaisedCosine as RaisedCosine
+    from stepless.steps import Sigmoid as Sigmoid
+    from stepless.steps import Step as Step
+    from stepless.thresholds import tune_threshold as tune_threshold
     from stepless.tuned import TunedThreshold as TunedThreshold
+    from stepless.tuning import Tuning as Tuning
 
-ratio = for_formulas(numerics.ratio)
-root = for_formulas(numerics.root)
-minimum = for_formulas(numerics.minimum)
-maximum = for_formulas(numerics.maximum)
+    ratio = for_formulas(numerics.ratio)
+    root = for_formulas(numerics.root)
+    minimum = for_formulas(numerics.minimum)
+    maximum = for_formulas(numerics.maximum)
 
 __version__ = "0.1.0"
+#: Where each name lives; it is imported when it is asked for, because torch takes seconds and the command line should
+#: speak at once. A name that is a module stands for itself.
+_NAMES = {
+    "METRICS": "metrics", "RANKINGS": "ranking", "STEPS": "steps", "Constraint": "constraints", "Hard": "steps",
+    "Identity": "steps", "Linear": "steps", "LogitSigmoid": "steps", "Memory": "memory", "Metric": "registry",
+    "MetricLoss": "loss", "RaisedCosine": "steps", "Ranking": "ranking", "Schedule": "schedules", "Sigmoid": "steps",
+    "State": "state", "Step": "steps", "Tuning": "tuning", "accumulate": "accumulation", "curves": "curves",
+    "metric": "metrics", "metric_loss": "loss", "presets": "presets", "score": "scoring",
+    "tune_threshold": "thresholds",
+}  # fmt: skip
+#: The same of what needs an extra, and the package that must be there for it.
+_EXTRAS = {
+    "MetricBooster": ("booster", "sklearn"),
+    "MetricClassifier": ("estimator", "sklearn"),
+    "ModelFileError": ("folders", "safetensors"),
+    "Outcome": ("outcome", "sklearn"),
+    "TunedThreshold": ("tuned", "sklearn"),
+    "boosting": ("boosting", "torch"),
+    "compare": ("comparison", "sklearn"),
+    "integrations": ("integrations", "torch"),
+    "load": ("loading", "sklearn"),
+    "plots": ("plots", "matplotlib"),
+}
+#: Functions of numbers, safe at zero, for formulas of the user's own.
+_SAFE = ("maximum", "minimum", "ratio", "root")
 __all__ = [
     "METRICS",
     "RANKINGS",
@@ -67,24 +106,18 @@ __all__ = [
     "tune_threshold",
 ]
 
-#: What needs an extra is imported when it is asked for: its name, its module, and the package that must be there.
-_EXTRAS = {
-    "MetricBooster": ("stepless.booster", "sklearn"),
-    "MetricClassifier": ("stepless.estimator", "sklearn"),
-    "ModelFileError": ("stepless.folders", "safetensors"),
-    "TunedThreshold": ("stepless.tuned", "sklearn"),
-    "boosting": ("stepless.boosting", "torch"),
-    "load": ("stepless.loading", "sklearn"),
-    "plots": ("stepless.plots", "matplotlib"),
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _EXTRAS:
+    if name in _SAFE:
+        made = import_module("stepless.formula").for_formulas(getattr(import_module("stepless.numerics"), name))
+    elif name in _NAMES or name in _EXTRAS:
+        module = import_module(f"stepless.{_NAMES[name] if name in _NAMES else _EXTRAS[name][0]}")
+        made = getattr(module, name, module)
+    else:
         raise AttributeError(f"module 'stepless' has no attribute {name!r}")
-    module = import_module(_EXTRAS[name][0])
-    return getattr(module, name, module)
+    globals()[name] = made
+    return made
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *(name for name, (_, package) in _EXTRAS.items() if find_spec(package))})
+    return sorted({*globals(), *__all__, *(name for name, (_, package) in _EXTRAS.items() if find_spec(package))})

@@ -31,6 +31,7 @@ def metric(
     kind: Kind = "class",
     aliases: tuple[str, ...] = (),
     source: str = "",
+    worst: float | None = None,
 ) -> Callable[[Formula], Formula]:
     """Register a formula of the confusion counts under its function's name, and leave the function as it is.
 
@@ -41,6 +42,7 @@ def metric(
         kind: ``"class"`` (a formula of one class), ``"joint"`` (all classes, last axis) or ``"matrix"``.
         aliases: Other names.
         source: Where it was published.
+        worst: The worst score there is, where there is one.
 
     Example:
         >>> import stepless as sl
@@ -57,7 +59,7 @@ def metric(
         raise ValueError(f"kind must be one of {', '.join(map(repr, get_args(Kind)))}; got {kind!r}.")
 
     def register(formula: Formula) -> Formula:
-        made = Metric(formula.__name__, formula, best, greater_is_better, kind, source)
+        made = Metric(formula.__name__, formula, best, greater_is_better, kind, source, worst)
         METRICS.add(made.name, made, aliases)
         return formula
 
@@ -69,75 +71,77 @@ def metric(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@metric(best=1.0, aliases=("ppv", "positive_predictive_value"), source="Powers 2011")
+@metric(best=1.0, worst=0.0, aliases=("ppv", "positive_predictive_value"), source="Powers 2011")
 def precision(tp: Array, fp: Array, fn: Array, tn: Array, *, zero_division: float = 0.0) -> Array:
     """Share of the positive decisions that are right: tp / (tp + fp)."""
     return ratio(tp, tp + fp, zero_division)
 
 
-@metric(best=1.0, aliases=("sensitivity", "tpr", "true_positive_rate", "hit_rate"), source="Powers 2011")
+@metric(best=1.0, worst=0.0, aliases=("sensitivity", "tpr", "true_positive_rate", "hit_rate"), source="Powers 2011")
 def recall(tp: Array, fp: Array, fn: Array, tn: Array, *, zero_division: float = 0.0) -> Array:
     """Share of the positives that are found: tp / (tp + fn)."""
     return ratio(tp, tp + fn, zero_division)
 
 
-@metric(best=1.0, aliases=("tnr", "true_negative_rate", "selectivity"), source="Powers 2011")
+@metric(best=1.0, worst=0.0, aliases=("tnr", "true_negative_rate", "selectivity"), source="Powers 2011")
 def specificity(tp: Array, fp: Array, fn: Array, tn: Array, *, zero_division: float = 0.0) -> Array:
     """Share of the negatives that are left alone: tn / (tn + fp)."""
     return ratio(tn, tn + fp, zero_division)
 
 
-@metric(best=1.0, aliases=("negative_predictive_value",), source="Powers 2011")
+@metric(best=1.0, worst=0.0, aliases=("negative_predictive_value",), source="Powers 2011")
 def npv(tp: Array, fp: Array, fn: Array, tn: Array, *, zero_division: float = 0.0) -> Array:
     """Share of the negative decisions that are right: tn / (tn + fn)."""
     return ratio(tn, tn + fn, zero_division)
 
 
-@metric(best=0.0, greater_is_better=False, aliases=("false_positive_rate", "fallout"), source="Powers 2011")
+@metric(best=0.0, worst=1.0, greater_is_better=False, aliases=("false_positive_rate", "fallout"), source="Powers 2011")
 def fpr(tp: Array, fp: Array, fn: Array, tn: Array, *, zero_division: float = 0.0) -> Array:
     """Share of the negatives that raise a false alarm: fp / (fp + tn)."""
     return ratio(fp, fp + tn, zero_division)
 
 
-@metric(best=0.0, greater_is_better=False, aliases=("false_negative_rate", "miss_rate"), source="Powers 2011")
+@metric(
+    best=0.0, worst=1.0, greater_is_better=False, aliases=("false_negative_rate", "miss_rate"), source="Powers 2011"
+)
 def fnr(tp: Array, fp: Array, fn: Array, tn: Array, *, zero_division: float = 0.0) -> Array:
     """Share of the positives that are missed: fn / (fn + tp)."""
     return ratio(fn, fn + tp, zero_division)
 
 
-@metric(best=0.0, greater_is_better=False, aliases=("false_discovery_rate",), source="Powers 2011")
+@metric(best=0.0, worst=1.0, greater_is_better=False, aliases=("false_discovery_rate",), source="Powers 2011")
 def fdr(tp: Array, fp: Array, fn: Array, tn: Array, *, zero_division: float = 0.0) -> Array:
     """Share of the positive decisions that are wrong: fp / (fp + tp)."""
     return ratio(fp, fp + tp, zero_division)
 
 
-@metric(best=0.0, greater_is_better=False, aliases=("fomr",), source="Powers 2011")
+@metric(best=0.0, worst=1.0, greater_is_better=False, aliases=("fomr",), source="Powers 2011")
 def false_omission_rate(tp: Array, fp: Array, fn: Array, tn: Array, *, zero_division: float = 0.0) -> Array:
     """Share of the negative decisions that are wrong: fn / (fn + tn)."""
     return ratio(fn, fn + tn, zero_division)
 
 
-@metric(best=1.0, aliases=("dice", "f_score", "sorensen"), source="van Rijsbergen 1979; Dice 1945")
+@metric(best=1.0, worst=0.0, aliases=("dice", "f_score", "sorensen"), source="van Rijsbergen 1979; Dice 1945")
 def f1(tp: Array, fp: Array, fn: Array, tn: Array, *, zero_division: float = 0.0) -> Array:
     """Harmonic mean of precision and recall: 2 tp / (2 tp + fp + fn)."""
     twice = tp + tp
     return ratio(twice, twice + fp + fn, zero_division)
 
 
-@metric(best=1.0, aliases=("fbeta",), source="van Rijsbergen 1979")
+@metric(best=1.0, worst=0.0, aliases=("fbeta",), source="van Rijsbergen 1979")
 def f_beta(tp: Array, fp: Array, fn: Array, tn: Array, *, beta: float = 1.0, zero_division: float = 0.0) -> Array:
     """Harmonic mean of precision and recall, recall counting ``beta`` times: (1+β²) tp / ((1+β²) tp + β² fn + fp)."""
     b2 = beta**2
     return ratio((1 + b2) * tp, (1 + b2) * tp + b2 * fn + fp, zero_division)
 
 
-@metric(best=1.0, aliases=("iou", "csi", "threat_score", "critical_success_index"), source="Jaccard 1901")
+@metric(best=1.0, worst=0.0, aliases=("iou", "csi", "threat_score", "critical_success_index"), source="Jaccard 1901")
 def jaccard(tp: Array, fp: Array, fn: Array, tn: Array, *, zero_division: float = 0.0) -> Array:
     """Intersection over union of the decided and the true positives: tp / (tp + fp + fn)."""
     return ratio(tp, tp + fp + fn, zero_division)
 
 
-@metric(best=1.0, source="Tversky 1977")
+@metric(best=1.0, worst=0.0, source="Tversky 1977")
 def tversky(
     tp: Array, fp: Array, fn: Array, tn: Array, *, alpha: float = 0.5, beta: float = 0.5, zero_division: float = 0.0
 ) -> Array:
@@ -145,27 +149,27 @@ def tversky(
     return ratio(tp, tp + alpha * fp + beta * fn, zero_division)
 
 
-@metric(best=1.0, aliases=("delta_p",), source="Powers 2011")
+@metric(best=1.0, worst=-1.0, aliases=("delta_p",), source="Powers 2011")
 def markedness(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
     """How far the decision marks the truth: precision + npv − 1."""
     return ratio(tp, tp + fp) + ratio(tn, tn + fn) - 1
 
 
-@metric(best=1.0, aliases=("fm", "fmi"), source="Fowlkes and Mallows 1983")
+@metric(best=1.0, worst=0.0, aliases=("fm", "fmi"), source="Fowlkes and Mallows 1983")
 def fowlkes_mallows(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
     """Geometric mean of precision and recall: tp / √((tp + fp)(tp + fn))."""
     # a root each: the product of two sums overflows float32 far earlier
     return ratio(tp, root(tp + fp) * root(tp + fn))
 
 
-@metric(best=1.0, aliases=("ets", "gss", "equitable_threat_score"), source="Gilbert 1884; Schaefer 1990")
+@metric(best=1.0, worst=-1 / 3, aliases=("ets", "gss", "equitable_threat_score"), source="Gilbert 1884; Schaefer 1990")
 def gilbert(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
     """Jaccard without the hits of chance: (tp − e) / (tp + fp + fn − e), where e = (tp + fp)(tp + fn) / n."""
     by_chance = (tp + fp) * ratio(tp + fn, tp + fp + fn + tn)
     return ratio(tp - by_chance, tp + fp + fn - by_chance)
 
 
-@metric(best=1.0, source="Sitarz 2022")
+@metric(best=1.0, worst=0.0, source="Sitarz 2022")
 def p4(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
     """Harmonic mean of precision, recall, specificity and npv: 4 tp tn / (4 tp tn + (tp + tn)(fp + fn))."""
     # in shares of the total, because a product of two counts loses float32's last digits past 4,096²
@@ -191,41 +195,58 @@ def net_benefit(tp: Array, fp: Array, fn: Array, tn: Array, *, threshold_probabi
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@metric(kind="joint", best=1.0, aliases=("acc",), source="Powers 2011")
+@metric(kind="joint", best=1.0, worst=0.0, aliases=("acc",), source="Powers 2011")
 def accuracy(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
     """Share of the samples decided right. Multilabel: share of the labels, 1 − Hamming loss."""
     return ratio(tp.sum(-1), (tp + fn).sum(-1))
 
 
 @metric(
-    kind="joint", best=0.0, greater_is_better=False, aliases=("zero_one_loss", "hamming_loss"), source="Powers 2011"
+    kind="joint",
+    best=0.0,
+    worst=1.0,
+    greater_is_better=False,
+    aliases=("zero_one_loss", "hamming_loss"),
+    source="Powers 2011",
 )
 def error_rate(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
     """Share of the samples decided wrong. Multilabel: the Hamming loss."""
     return ratio(fn.sum(-1), (tp + fn).sum(-1))
 
 
-@metric(kind="joint", best=1.0, source="Brodersen et al. 2010")
+@metric(kind="joint", best=1.0, worst=0.0, source="Brodersen et al. 2010")
 def balanced_accuracy(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
     """Mean recall of the classes that have support."""
     return ratio(ratio(tp, tp + fn).sum(-1), nonzero(tp + fn).sum(-1))
 
 
-@metric(kind="joint", best=1.0, aliases=("tss", "youden_j", "bookmaker", "true_skill_statistic"), source="Youden 1950")
+@metric(
+    kind="joint",
+    best=1.0,
+    worst=-1.0,
+    aliases=("tss", "youden_j", "bookmaker", "true_skill_statistic"),
+    source="Youden 1950",
+)
 def informedness(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
     """Balanced accuracy rescaled so that chance scores 0: for two classes, recall + specificity − 1."""
     chance = ratio(1 + 0 * tp.sum(-1), nonzero(tp + fn).sum(-1))
     return ratio(balanced_accuracy(tp, fp, fn, tn) - chance, 1 - chance)
 
 
-@metric(kind="joint", best=1.0, aliases=("gmean", "geometric_mean"), source="Kubat and Matwin 1997; Sun et al. 2006")
+@metric(
+    kind="joint",
+    best=1.0,
+    worst=0.0,
+    aliases=("gmean", "geometric_mean"),
+    source="Kubat and Matwin 1997; Sun et al. 2006",
+)
 def g_mean(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
     """Geometric mean of the recalls of all K classes: for two classes, √(recall · specificity)."""
     # a root each, then the product: the product of many recalls underflows float32
     return product(root(ratio(tp, tp + fn), degree=tp.shape[-1]))
 
 
-@metric(kind="joint", best=1.0, aliases=("phi", "matthews_corrcoef"), source="Matthews 1975; Gorodkin 2004")
+@metric(kind="joint", best=1.0, worst=-1.0, aliases=("phi", "matthews_corrcoef"), source="Matthews 1975; Gorodkin 2004")
 def mcc(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
     """Correlation of decision and truth: Σ(tp tn − fp fn) / √(Σ(tp+fp)(tn+fn) · Σ(tp+fn)(tn+fp)), sums over classes."""
     # Gorodkin's s² − Σp² is Σp(s − p) here: no cancellation, and for two classes the sums are Matthews' own products.
@@ -234,14 +255,16 @@ def mcc(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
     return ratio((tp * tn - fp * fn).sum(-1), root(decided) * root(true))
 
 
-@metric(kind="joint", best=1.0, aliases=("kappa",), source="Cohen 1960")
+@metric(kind="joint", best=1.0, worst=-1.0, aliases=("kappa",), source="Cohen 1960")
 def cohen_kappa(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
     """Accuracy with the agreement of chance taken out: (p_o − p_e) / (1 − p_e)."""
     # (s c − Σ p t) and (s² − Σ p t), each written as a sum of products that does not cancel
     return ratio((tp * tn - fp * fn).sum(-1), ((tp + fp) * (fp + tn)).sum(-1))
 
 
-@metric(kind="joint", best=1.0, aliases=("hss", "heidke_skill_score"), source="Heidke 1926; Doswell et al. 1990")
+@metric(
+    kind="joint", best=1.0, worst=-1.0, aliases=("hss", "heidke_skill_score"), source="Heidke 1926; Doswell et al. 1990"
+)
 def heidke(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
     """Skill against chance in forecasting, which is Cohen's kappa under its older name."""
     return cohen_kappa(tp, fp, fn, tn)
@@ -252,7 +275,7 @@ def heidke(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@metric(kind="matrix", best=1.0, source="Cohen 1968")
+@metric(kind="matrix", best=1.0, worst=-1.0, source="Cohen 1968")
 def weighted_kappa(matrix: Array, *, weights: str = "quadratic") -> Array:
     """Kappa of ordered classes: an error of d classes counts d (``weights="linear"``) or d² (``"quadratic"``)."""
     if weights not in ("linear", "quadratic"):

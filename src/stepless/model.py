@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import platform
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -28,7 +29,7 @@ Floats = NDArray[np.float64]
 
 def library_versions() -> dict[str, str]:
     """The versions of what computes a model, by name."""
-    found = {name: version(name) for name in ("stepless", "torch", "numpy")}
+    found = {"stepless": sys.modules["stepless"].__version__, **{name: version(name) for name in ("torch", "numpy")}}
     return {"python": platform.python_version(), **found}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
@@ -78,6 +79,7 @@ class Metric:
         greater_is_better: The direction.
         kind: Which counts the function reads: those of one class, of all classes at once, or the whole matrix.
         source: Where the formula was published.
+        worst: The worst score there is; None where there is no end, or none is known.
         options: The keyword arguments bound by :meth:`bind`, as pairs.
     """
 
@@ -87,6 +89,7 @@ class Metric:
     greater_is_better: bool = True
     kind: Kind = "class"
     source: str = field(default="", repr=False)
+    worst: float | None = field(default=None, repr=False)
     options: tuple[tuple[str, Any], ...] = ()
 
     def __call__(self, *counts: Array) -> Array:
@@ -119,6 +122,12 @@ class Metric:
                 raise TypeError(f"metric {self.name!r} has no option {name!r}; {hint}")
         pairs = {**dict(self.options), **{name: as_tuple(value) for name, value in options.items()}}
         return replace(self, options=tuple(sorted(pairs.items())))
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The least and the greatest score there can be, infinite where no end is known."""
+        end = -math.inf if self.greater_is_better else math.inf
+        return tuple(sorted((self.best, end if self.worst is None else self.worst)))  # type: ignore[return-value]
 
     def distance(self, score: Array) -> Array:
         """How far ``score`` is from the best one: the loss."""

@@ -1,0 +1,114 @@
+"""What is true of a metric, found by computing it: its range, its values at 0/0, and what its gradient does."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+from typing import Any
+
+import torch
+from printed_formulas import Term, printed
+
+import stepless as sl
+from stepless.averaging import evaluate
+from stepless.registry import Metric
+
+#: Counts from which the range is read: every table of these, and so every share that matters.
+CELLS = (0.0, 1.0, 2.0, 10.0)
+#: Counts tp, fp, fn, tn in which something is missing.
+EMPTY: dict[str, tuple[float, float, float, float]] = {
+    "no rows": (0, 0, 0, 0),
+    "no positives, all left alone": (0, 0, 0, 3),
+    "no negatives, all found": (3, 0, 0, 0),
+    "no positive decisions": (0, 0, 2, 3),
+    "no negative decisions": (2, 3, 0, 0),
+}
+_POSITIVES = torch.tensor([1.0, 1.0, 1.0])
+_SCORES = torch.tensor([-1.0, 0.5, 1.5], dtype=torch.float64)
+
+
+def value(metric: Metric, *cells: float) -> float:
+    """The metric of a yes/no decision with these counts."""
+    table = torch.tensor(cells, dtype=torch.float64).reshape(1, 1, 1, 4)
+    return float(evaluate(metric, table, "binary", "macro"))
+
+
+def value_range(metric: Metric) -> tuple[str, str]:
+    """The least and the greatest value over all tables of `CELLS`.
+
+    >>> value_range(sl.METRICS["mcc"]), value_range(sl.METRICS["gilbert"])
+    (('−1', '1'), ('−1/3', '1'))
+    """
+    values = [value(metric, *cells) for cells in itertools.product(CELLS, repeat=4)][1:]  # without that of no rows
+    return number(min(values)), number(max(values))
+
+
+def number(value: float) -> str:
+    """A value as people write it."""
+    if math.isnan(value):
+        return "NaN"
+    nearest = Fraction(value).limit_denominator(12)
+    exact = abs(float(nearest) - value) < 1e-9
+    return (str(nearest) if exact else f"{value:.3g}").replace("-", "−")
+
+
+def at_nothing(metric: Metric) -> list[tuple[str, str]]:
+    """The values where the formula divides by 0."""
+    term = printed(metric)
+    return [
+        (where, number(value(metric, *cells)))
+        for where, cells in EMPTY.items()
+        if term is None or _divides_by_zero(term, metric.kind == "joint", cells)
+    ]
+
+
+def _divides_by_zero(term: Term, joint: bool, cells: tuple[float, float, float, float]) -> bool:
+    tp, fp, fn, tn = cells
+    both = {"tp": [tp, tn], "fp": [fp, fn], "fn": [fn, fp], "tn": [tn, tp]}  # as the two classes see it
+    one = dict(zip(("tp", "fp", "fn", "tn"), cells, strict=True))
+    try:
+        term.value({**(both if joint else one), "α": 0.5, "β": 1.0, "p": 0.5, "K": 2.0})
+    except ZeroDivisionError:
+        return True
+    return False
+
+
+def gradient_notes(metric: Metric) -> list[str]:
+    """What the gradient does in the batches that make trouble."""
+    notes = []
+    silent = [
+        name for name, target in (("positives", 0 * _POSITIVES), ("negatives", _POSITIVES)) if _silent(metric, target)
+    ]
+    if silent:
+        notes.append(f"A batch without {' or without '.join(silent)} has no gradient, and teaches nothing.")
+    else:
+        notes.append("A batch without positives, or without negatives, still has a gradient.")
+    if metric.kind != "matrix" and _steep(metric):
+        notes.append("Its slope grows without bound where a rate under a root comes to 0; at 0 it is taken as 0.")
+    return notes
+
+
+def _silent(metric: Metric, target: torch.Tensor) -> bool:
+    scores = _SCORES.clone().requires_grad_()
+    sl.MetricLoss(metric)(scores, target.double()).backward()
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all(), f"{metric.name} has a gradient that is not finite"
+    return bool((scores.grad.abs() < 1e-12).all())  # but for rounding
+
+
+def _steep(metric: Metric) -> bool:
+    def slope(tp: float) -> float:
+        cells = torch.tensor([tp, 1.0, 1.0 - tp, 2.0], dtype=torch.float64, requires_grad=True)
+        (found,) = torch.autograd.grad(evaluate(metric, cells.reshape(1, 1, 1, 4), "binary", "macro"), cells)
+        return float(found[0].abs())
+
+    return slope(1e-10) > 100 * slope(1e-4)
+
+
+def ranking_at_nothing(name: str, **options: Any) -> list[tuple[str, str]]:
+    """The score of a ranking where one class is missing."""
+    return [
+        (f"no {kind}", number(float(sl.score(_SCORES, target.int(), name, **options))))
+        for kind, target in (("positives", 0 * _POSITIVES), ("negatives", _POSITIVES))
+    ]

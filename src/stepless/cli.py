@@ -1,0 +1,317 @@
+"""The command line: `stepless demo | compare | train | predict | tune | metrics`.
+
+Commands are declared here and done elsewhere. What they need is imported when they are called, so that help comes at
+once and a first word before the libraries are loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+from stepless.console import note, told, typer
+
+app = typer.Typer(
+    name="stepless",
+    help="Train a classifier on the metric you report, and find out whether that helps on your data.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 the run failed, 2 bad input, 130 stopped by Ctrl-C.",
+)
+
+
+@app.callback()
+def _before(
+    version: Annotated[bool, typer.Option("--version", help="Say which version this is, and exit.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed  # noqa: PLC0415 - of use here alone
+
+        print(f"stepless {installed('stepless')}")
+        raise typer.Exit
+
+
+#: Here as text, since those who know them take a while to load.
+CONTESTANTS = (
+    "cross_entropy", "cross_entropy_tuned", "class_weighted", "metric", "cost_weighted", "automatic", "boosting_tuned",
+    "boosting_metric", "smote",
+)  # fmt: skip
+_TABLE = "CSV, TSV or Parquet, compressed or not; - for standard input."
+
+File = Annotated[str, typer.Argument(help=f"The table: {_TABLE}", show_default=False)]
+Target = Annotated[
+    str, typer.Option(help="The column to predict; a,b,c for several labels of 0 and 1.", show_default=False)
+]
+MetricOption = Annotated[
+    str, typer.Option("--metric", help="A metric's name (see stepless metrics), or a formula of tp, fp, fn and tn.")
+]
+Options = Annotated[
+    list[str], typer.Option("--option", help="An option of the metric, as in beta=2.", show_default=False)
+]
+Minimize = Annotated[bool, typer.Option("--minimize", help="Less of the formula is better.")]
+SubjectTo = Annotated[str | None, typer.Option(help='Constraints, as in "precision >= 0.9".', show_default=False)]
+AverageOption = Annotated[
+    str | None,
+    typer.Option("--average", help="Over classes or labels: macro, micro, weighted or samples.", show_default="macro"),
+]
+Positive = Annotated[str | None, typer.Option(help="The positive class.", show_default="1, true, or the rarer one")]
+Weight = Annotated[str | None, typer.Option(help="A column with the weight of each row.", show_default=False)]
+Groups = Annotated[
+    str | None, typer.Option(help="A column of groups; rows of one group are held out together.", show_default=False)
+]
+Drop = Annotated[list[str], typer.Option(help="Columns to leave out; a,b,c or repeated.", show_default=False)]
+TaskOption = Annotated[
+    str | None, typer.Option("--task", help="binary, multiclass or multilabel.", show_default="as the target is")
+]
+Delimiter = Annotated[str | None, typer.Option(help="Between values.", show_default="found by looking")]
+Encoding = Annotated[str | None, typer.Option(help="Of the text.", show_default="utf-8")]
+Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of all chance: the same seed gives the same answer.")]
+Json = Annotated[bool, typer.Option("--json", help="Answer in JSON, for machines.")]
+With = Annotated[list[str], typer.Option("--with", help="Contestants to add: smote.", show_default=False)]
+Only = Annotated[
+    list[str],
+    typer.Option(
+        "--only",
+        help=f"Contestants that take part, besides the baseline; a,b,c or repeated. Of: {', '.join(CONTESTANTS)}.",
+        show_default="all but smote",
+    ),
+]
+Without = Annotated[list[str], typer.Option("--without", help="Contestants to leave out.", show_default=False)]
+Folds = Annotated[int, typer.Option(min=2, help="In how many parts the rows are divided.")]
+Repeats = Annotated[
+    int | None,
+    typer.Option(min=1, help="How many times they are divided anew.", show_default="2, or 1 beyond 10,000 rows"),
+]
+Jobs = Annotated[
+    int, typer.Option(help="How many fits run at a time; -1 for all cores. The answer does not depend on it.")
+]
+BackendOption = Annotated[str, typer.Option("--backend", help="What runs the fits: loky (this machine), ray or dask.")]
+Address = Annotated[str | None, typer.Option(help="Of a Ray or Dask cluster that is running.", show_default=False)]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with what a stopped run has left.")]
+Plots = Annotated[bool, typer.Option("--plots", help="Draw the curves as PNG and SVG too.")]
+
+
+def _examples(*lines: str) -> str:
+    return "Examples:\n\n" + "\n\n".join(lines)
+
+
+@app.command(epilog=_examples("stepless demo"))
+def demo(
+    out: Annotated[str, typer.Option(help="Where the results go.")] = "stepless-demo",
+    jobs: Jobs = -1,
+    seed: Seed = 0,
+    resume: Resume = False,
+    json: Json = False,
+) -> None:
+    """See it work: compare on a real, imbalanced table that ships with scikit-learn. Takes about a minute."""
+    with told():
+        note("stepless demo: F1 on breast-cancer measurements, one in ten of them malignant")
+        from stepless.cli_compare import Plan, run_demo  # noqa: PLC0415 - see above
+
+        run_demo(Plan(jobs=jobs, out=out, resume=resume, json=json), seed=seed)
+
+
+@app.command(epilog=_examples(
+    "stepless compare data.csv --target y --metric f1",
+    'stepless compare data.csv --target y --metric "tp / (tp + fp + fn)" --only metric --folds 3 --repeats 1',
+    'stepless compare data.csv --target y --metric recall --subject-to "precision >= 0.5" --only metric --repeats 1',
+))  # fmt: skip
+def compare(
+    file: File,
+    target: Target,
+    metric: MetricOption = "f1",
+    option: Options = [],  # noqa: B006 - typer copies it
+    minimize: Minimize = False,
+    subject_to: SubjectTo = None,
+    average: AverageOption = None,
+    positive: Positive = None,
+    weight: Weight = None,
+    groups: Groups = None,
+    drop: Drop = [],  # noqa: B006
+    task: TaskOption = None,
+    with_: With = [],  # noqa: B006
+    only: Only = [],  # noqa: B006
+    without: Without = [],  # noqa: B006
+    folds: Folds = 5,
+    repeats: Repeats = None,
+    jobs: Jobs = -1,
+    backend: BackendOption = "loky",
+    address: Address = None,
+    out: Annotated[str | None, typer.Option(help="Where the results go.", show_default="./stepless-<file>")] = None,
+    plots: Plots = False,
+    resume: Resume = False,
+    seed: Seed = 0,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    json: Json = False,
+) -> None:
+    """Find out which way to make a classifier is best for your metric on your data, and whether it is worth it.
+
+    Contestants are compared on rows that they have not seen, with cross-entropy and a tuned threshold as the baseline.
+    The answer, a report and all that was computed go into a folder.
+    """
+    with told():
+        note(f"stepless compare: {metric} on {file}")
+        from stepless.cli_asked import Asked, keys  # noqa: PLC0415 - see above
+        from stepless.cli_compare import Plan, run_compare  # noqa: PLC0415
+
+        asked = Asked(
+            file, target, metric, tuple(option), minimize, subject_to, average, positive, weight, groups, tuple(drop),
+            task, delimiter, encoding, seed,
+        )  # fmt: skip
+        plan = Plan(
+            keys(only) or None, keys(with_), keys(without), folds, repeats, jobs, backend, address, resume, out, plots,
+            json,
+        )  # fmt: skip
+        run_compare(asked, plan)
+
+
+@app.command(epilog=_examples(
+    "stepless train data.csv --target y --metric f1 --out model",
+    "stepless train --from stepless-data",
+    "stepless train data.csv --target y --contestant cross_entropy_tuned --out model",
+))  # fmt: skip
+def train(
+    file: Annotated[str | None, typer.Argument(help=f"The table: {_TABLE}", show_default="that of --from")] = None,
+    target: Annotated[str | None, typer.Option(help="The column to predict.", show_default="that of --from")] = None,
+    before: Annotated[
+        str | None,
+        typer.Option(
+            "--from", help="A folder of stepless compare: fit its winner, as it was asked for.", show_default=False
+        ),
+    ] = None,
+    contestant: Annotated[
+        str | None,
+        typer.Option(
+            help="What to fit; see --only of stepless compare.", show_default="the winner of --from, or automatic"
+        ),
+    ] = None,
+    metric: MetricOption = "f1",
+    option: Options = [],  # noqa: B006
+    minimize: Minimize = False,
+    subject_to: SubjectTo = None,
+    average: AverageOption = None,
+    positive: Positive = None,
+    weight: Weight = None,
+    groups: Annotated[
+        str | None, typer.Option(help="A column of groups, which is no feature.", show_default=False)
+    ] = None,
+    drop: Drop = [],  # noqa: B006
+    task: TaskOption = None,
+    out: Annotated[
+        str | None, typer.Option(help="The model's folder.", show_default="model, in the folder of the comparison")
+    ] = None,
+    distributed: Annotated[
+        bool, typer.Option("--distributed", help="Share the networks among the ranks of torchrun.")
+    ] = False,
+    seed: Seed = 0,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    json: Json = False,
+) -> None:
+    """Fit the winner of a comparison, or a contestant you name, on the whole table, and write a model folder.
+
+    The folder holds the preprocessing, the networks or trees, the calibration and the threshold, and no code.
+    """
+    with told():
+        if int(os.environ.get("RANK", "0")) == 0:
+            note(f"stepless train: {before or file or ''}")
+        from stepless.cli_asked import Asked  # noqa: PLC0415 - see above
+        from stepless.cli_model import from_before, run_train  # noqa: PLC0415
+
+        given: dict[str, Any] = {
+            "file": file, "target": target, "metric": metric, "options": tuple(option), "minimize": minimize,
+            "subject_to": subject_to, "average": average, "positive": positive, "weight": weight, "groups": groups,
+            "drop": tuple(drop), "task": task, "delimiter": delimiter, "encoding": encoding, "seed": seed,
+        }  # fmt: skip
+        asked: Asked = from_before(before, given)
+        run_train(asked, contestant, before=before, out=out, distributed=distributed, json_too=json)
+
+
+@app.command(epilog=_examples(
+    "stepless predict model new-rows.csv --out predictions.csv",
+    "stepless predict model new-rows.csv --keep id > predictions.csv",
+))  # fmt: skip
+def predict(
+    model: Annotated[str, typer.Argument(help="A folder that stepless train wrote.", show_default=False)],
+    file: File,
+    out: Annotated[
+        str | None, typer.Option(help="A CSV file; compressed if it ends in .gz.", show_default="standard output")
+    ] = None,
+    keep: Annotated[
+        list[str], typer.Option(help="Columns to write before the predictions; a,b,c or repeated.", show_default=False)
+    ] = [],  # noqa: B006
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+) -> None:
+    """Predict any number of rows in bounded memory: probability, decision and label of each."""
+    with told():
+        note(f"stepless predict: {file}")
+        from stepless.cli_asked import keys  # noqa: PLC0415 - see above
+        from stepless.cli_model import run_predict  # noqa: PLC0415
+        from stepless.table_files import Source  # noqa: PLC0415
+
+        source = Source(file, delimiter=delimiter, encoding=encoding, once=True)
+        run_predict(model, source, out=out, keep=keys(keep))
+
+
+@app.command(epilog=_examples(
+    "stepless tune scores.csv --score score --target y --metric f1",
+    'stepless tune scores.csv --score score --target y --metric recall --subject-to "precision >= 0.6"',
+))  # fmt: skip
+def tune(
+    file: File,
+    score: Annotated[
+        str, typer.Option(help="The column of scores; one for each class or label, with commas.")
+    ] = "score",
+    target: Annotated[str, typer.Option(help="The column with the truth; several labels with commas.")] = "target",
+    metric: MetricOption = "f1",
+    option: Options = [],  # noqa: B006
+    minimize: Minimize = False,
+    subject_to: SubjectTo = None,
+    average: AverageOption = None,
+    positive: Positive = None,
+    weight: Weight = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(
+            help="What the scores are: scores, probabilities or logits.",
+            show_default="scores; for several classes probabilities",
+        ),
+    ] = None,
+    resamples: Annotated[int, typer.Option(min=0, help="For the interval; 0 for none.")] = 200,
+    seed: Seed = 0,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    json: Json = False,
+) -> None:
+    """Find the best threshold for scores of any model, over every cut there is, with an interval."""
+    with told():
+        note(f"stepless tune: {metric} on {file}")
+        from stepless.cli_asked import Asked  # noqa: PLC0415 - see above
+        from stepless.cli_scores import run_tune  # noqa: PLC0415
+
+        asked = Asked(
+            file, target, metric, tuple(option), minimize, subject_to, average, positive, weight, seed=seed,
+            delimiter=delimiter, encoding=encoding,
+        )  # fmt: skip
+        run_tune(asked, score, inputs=inputs, resamples=resamples, json_too=json)
+
+
+@app.command(epilog=_examples("stepless metrics", "stepless metrics f_beta"))
+def metrics(
+    name: Annotated[str | None, typer.Argument(help="One of them, to hear all about it.", show_default=False)] = None,
+    json: Json = False,
+) -> None:
+    """List the metrics that can be named, with their formulas."""
+    with told():
+        from stepless.cli_scores import run_metrics  # noqa: PLC0415 - see above
+
+        run_metrics(name, json_too=json)
+
+
+def main() -> None:
+    """What the command `stepless` calls."""
+    app()

@@ -1,0 +1,235 @@
+"""`compare`: which way to make a classifier is best for a metric on given data, and whether it is worth the trouble."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from stepless.cautions import describe_columns, find_cautions
+from stepless.cells import CellFolder, describe_run
+from stepless.comparison_input import (
+    class_names,
+    make_rule,
+    read_counts,
+    read_groups,
+    read_labels,
+    read_rows,
+    read_weight,
+)
+from stepless.constraints import parse_constraints
+from stepless.contestants import BASELINE, CONTESTANTS, Aim, choose_contestants
+from stepless.grid import Backend, Work, run_grid
+from stepless.model import library_versions
+from stepless.outcome import Outcome, Progress
+from stepless.results import Results, choose_rope, unmet
+from stepless.rules import Rule
+from stepless.splits import split_rows
+from stepless.tasks import Task
+from stepless.verdicts import reach_verdict
+
+
+def compare(
+    X: Any,
+    y: Any,
+    metric: Any = "f1",
+    *,
+    maximize: bool | None = None,
+    average: str | None = None,
+    subject_to: Any = None,
+    task: Task | None = None,
+    pos_label: Any = None,
+    sample_weight: Any = None,
+    groups: Any = None,
+    contestants: Sequence[str] | None = None,
+    extra: Sequence[str] = (),
+    without: Sequence[str] = (),
+    folds: int = 5,
+    repeats: int | None = None,
+    seed: int = 0,
+    jobs: int = 1,
+    backend: Backend = "loky",
+    address: str | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    progress: Callable[[Progress], object] | bool | None = None,
+    name: str = "table",
+    feature_names: Sequence[str] | None = None,
+    **metric_options: Any,
+) -> Outcome:
+    """Compare ways to make a classifier for a metric, by nested and repeated cross-validation.
+
+    Everything that is learned, preprocessing, thresholds and calibration among it, is learned inside the training rows
+    of a fold. All are compared with cross-entropy and a tuned threshold, by the Bayesian correlated t-test.
+
+    Args:
+        X: Rows: an array, a list of rows, or a pandas or polars frame. Categories and missing values are fine.
+        y: Labels ``(N,)``, or 0 and 1 ``(N, labels)``.
+        metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
+        maximize: For formulas: whether greater is better (default True).
+        average: Multiclass and multilabel: ``"macro"`` (default), ``"micro"``, ``"weighted"``, or ``"samples"``.
+        subject_to: Constraints, as in ``"precision >= 0.9"``.
+        task: What ``y`` must be; None takes it as it is.
+        pos_label: Binary: which class is the positive one. By default 1 or True where there is one (``{0, 1}``,
+            ``{-1, 1}``), otherwise the rarer class.
+        sample_weight: One weight a row, for training and scores alike.
+        groups: The group of each row; rows of a group are held out together.
+        contestants: Keys of `stepless.contestants.CONTESTANTS`; None for the default ones. The baseline always takes
+            part.
+        extra: Keys to add, such as ``"smote"``.
+        without: Keys to leave out.
+        folds: In how many parts the rows are divided.
+        repeats: How many times; by default twice up to 10,000 rows, else once.
+        seed: Of all chance.
+        jobs: How many fits run at a time on this machine; −1 for all cores. The result does not depend on it.
+        backend: ``"loky"``: processes of this machine; ``"ray"`` or ``"dask"``: a cluster, all of it.
+        address: Of the cluster.
+        folder: Keeps what is finished, so that a run that was stopped can go on.
+        resume: Whether to go on with what the folder keeps; data and settings must be the same.
+        progress: Called with a `stepless.outcome.Progress` for each contestant on each fold; True shows a bar.
+        name: Of the data, for reports.
+        feature_names: Of the columns, where X has none.
+        metric_options: Options of the metric, such as ``beta=2``.
+
+    Returns:
+        An `stepless.outcome.Outcome`: ``print`` shows its table and verdict, ``to_html`` writes a report.
+
+    Example:
+        >>> from sklearn.datasets import make_classification
+        >>> X, y = make_classification(150, weights=[0.8], random_state=0)
+        >>> outcome = compare(X, y, "f1", contestants=["cross_entropy"], folds=3, repeats=1)
+        >>> sorted(row["key"] for row in outcome.table)
+        ['cross_entropy', 'cross_entropy_tuned']
+        >>> outcome.verdict.split(":")[0] in ("yes", "no", "cannot tell")
+        True
+    """
+    start = time.perf_counter()
+    table = read_rows(X, feature_names)
+    labels, found, target_y = read_labels(y)
+    if len(target_y) != table.rows:
+        raise ValueError(f"X and y must have as many rows; X has {table.rows} and y {len(target_y)}.")
+    rule = make_rule(found, task, target_y, metric, maximize, metric_options, subject_to, average, pos_label, seed)
+    target = rule.encode(target_y)
+    weight = read_weight(sample_weight, table.rows)
+    group_codes = read_groups(groups, table.rows)
+    folds, repeats = read_counts(folds, repeats, seed, table.rows)
+    constraints = parse_constraints(subject_to)
+    chosen, left_out = choose_contestants(
+        rule.task, constrained=bool(constraints), contestants=contestants, extra=extra, without=without
+    )
+    parts = split_rows(target, rule.task, folds, repeats, seed, group_codes)
+    columns = describe_columns(table)
+    shown = list(labels or ()) or class_names(rule)
+    cautions = find_cautions(table, columns, target, rule.task, shown, parts, grouped=groups is not None)
+    positive = rule.classes.tolist()[rule.positive] if rule.task == "binary" else None
+    aim = Aim(rule.task, metric, rule.options, subject_to, average, positive, seed)
+    work = Work(table, target_y, weight, parts, rule, aim, seed)
+    versions = _versions()
+    store = None
+    if folder is not None:
+        settings = _settings(rule, positive, folds, repeats, seed)
+        run = describe_run(table, target_y, weight, group_codes, settings, versions)
+        store = CellFolder(folder, run, resume=resume)
+    elif resume:
+        raise ValueError("resume=True needs the folder that keeps what is finished: pass folder.")
+    keys = [c.key for c in chosen]
+    with _shown(progress, len(keys) * folds * repeats) as report:
+        cells = run_grid(work, keys, jobs=jobs, backend=backend, address=address, store=store, progress=report)
+
+    resolved = rule.resolved
+    sign = 1.0 if resolved.greater_is_better else -1.0
+    results = {c.key: Results(c, cells, parts, rule.task) for c in chosen}
+    if all(r.failed is not None for r in results.values()):
+        said = "; ".join(f"{r.contestant.name}: {r.failed}" for r in results.values())
+        raise ValueError(f"no contestant could be fitted. {said}")
+    rope = choose_rope(resolved, results[BASELINE])
+    broken = {key for key, r in results.items() if r.failed is None and r.breaks(constraints, folds)}
+    entries = [r.entry(results[BASELINE], folds, resolved, rope) for r in results.values()]
+    entries.sort(key=lambda e: (e.failed is not None, e.key in broken, -sign * e.mean, keys.index(e.key)))
+    winner, verdict = reach_verdict(entries, BASELINE, rope, resolved.name, rule.task, broken)
+    return Outcome(
+        metric=resolved.name,
+        metric_options=dict(metric_options),
+        maximize=resolved.greater_is_better,
+        average=average,
+        subject_to=" and ".join(map(str, constraints)) or None,
+        task=rule.task,
+        classes=tuple(rule.classes.tolist()),
+        positive=positive,
+        labels=labels if labels or rule.task != "multilabel" else tuple(map(str, rule.classes.tolist())),
+        columns=columns,
+        n_rows=table.rows,
+        folds=folds,
+        repeats=repeats,
+        seed=seed,
+        jobs=jobs,
+        entries=tuple(entries),
+        baseline=BASELINE,
+        rope=rope,
+        target=target,
+        weight=weight,
+        winner=winner,
+        verdict=verdict,
+        warnings=(*cautions, *left_out, *unmet(entries, constraints)),
+        seconds=time.perf_counter() - start,
+        versions=versions,
+        name=name,
+    )
+
+
+def _settings(rule: Rule, positive: Any, folds: int, repeats: int, seed: int) -> dict[str, Any]:
+    """All that cells depend on, but for the data."""
+    metric = rule.resolved.name
+    code = getattr(rule.metric, "__code__", None)
+    if code is not None:
+        metric += " " + hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()[:16]
+    return {
+        "task": rule.task,
+        "metric": metric,
+        "options": {key: str(value) for key, value in sorted(rule.options.items())},
+        "subject_to": [str(c) for c in parse_constraints(rule.subject_to)],
+        "average": rule.average,
+        "positive": str(positive),
+        "folds": folds,
+        "repeats": repeats,
+        "seed": seed,
+    }
+
+
+def _versions() -> dict[str, str]:
+    """Of all that contestants may compute with, whoever takes part: one more of them leaves a run the same."""
+    found = library_versions()
+    for package in ("scikit-learn", "lightgbm", "imbalanced-learn"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+@contextmanager
+def _shown(progress: Any, total: int) -> Iterator[Callable[[Progress], object] | None]:
+    """What is told of each cell: the user's own function, a bar, or nothing."""
+    if progress is None or progress is False:
+        yield None
+        return
+    if progress is not True:
+        if not callable(progress):
+            raise TypeError(f"progress must be a function, True or None; got {type(progress).__name__}.")
+        yield progress
+        return
+    try:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+        from rich.progress import Progress as Bar  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError('a progress bar needs rich: pip install "stepless[sklearn]"', name="rich") from None
+
+    with Bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
+        task = bar.add_task("comparing", total=total)
+
+        def report(step: Progress) -> None:
+            bar.update(task, completed=step.done, description=f"comparing: {CONTESTANTS[step.key].name}")
+
+        yield report

@@ -1,0 +1,36 @@
+"""The table of `stepless demo`: real, small and imbalanced, and already on the machine."""
+
+from __future__ import annotations
+
+import csv
+import os
+
+import numpy as np
+
+try:
+    from sklearn.datasets import load_breast_cancer
+except ModuleNotFoundError as error:
+    if error.name != "sklearn":
+        raise
+    raise ModuleNotFoundError('the demo needs scikit-learn: pip install "stepless[cli]"', name="sklearn") from None
+
+
+def write_demo(path: str | os.PathLike[str]) -> None:
+    """Write scikit-learn's breast-cancer table as CSV, with so few malignant rows that they are a tenth of it.
+
+    Args:
+        path: The file.
+    """
+    data = load_breast_cancer()
+    malignant, benign = np.flatnonzero(data.target == 0), np.flatnonzero(data.target == 1)
+    kept = np.random.default_rng(0).choice(malignant, round(len(benign) / 9), replace=False)
+    rows = np.sort(np.concatenate([benign, kept]))
+    temporary = f"{os.fspath(path)}.tmp"
+    with open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow([*data.feature_names, "malignant"])
+        writer.writerows(
+            [*values, int(label == 0)]
+            for values, label in zip(data.data[rows].tolist(), data.target[rows], strict=True)
+        )
+    os.replace(temporary, path)

@@ -1,0 +1,119 @@
+"""The path from scores to loss on arrays of any library: what JAX and Keras share.
+
+Settings are those of `stepless.MetricLoss`, which checks them; metric, step, counts and averages are the same code,
+called with other arrays. What keeps state between batches, or talks to other processes, is torch's alone.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from stepless.cross_entropy import cross_entropy_sums, mean_cross_entropy
+from stepless.loss import MetricLoss
+from stepless.metrics import METRICS
+from stepless.numerics import Array, as_tuple, namespace
+from stepless.ranking import find_ranking
+from stepless.steps import STEPS
+from stepless.tasks import read_arrays
+
+#: Settings of `stepless.MetricLoss` that other libraries cannot have, and why.
+TORCH_ONLY = {
+    "schedule": "it keeps state between batches",
+    "subject_to": "its multipliers are state between batches",
+    "memory": "it keeps state between batches",
+    "sync": "it is for torch.distributed; elsewhere the loss is that of the arrays it is given",
+    "gradients": "it is for torch.distributed",
+    "validate": "a compiled function cannot raise for values",
+}
+
+
+class _Checked(MetricLoss):
+    """A `stepless.MetricLoss` for its settings: they are checked, but no way to compute in torch is made."""
+
+    def _fuse(self) -> None:
+        self._ways = None
+
+
+class ArrayLoss:
+    """A `stepless.MetricLoss` for arrays of any one library.
+
+    Args:
+        metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
+        settings: As for `stepless.MetricLoss`, except `TORCH_ONLY`.
+
+    Example:
+        >>> import numpy as np
+        >>> loss = ArrayLoss("f1", step="identity")
+        >>> round(float(loss(np.array([2.0, -1.0, 0.5, -3.0]), np.array([1, 1, 0, 0]))), 4)
+        0.398
+    """
+
+    def __init__(self, metric: Any, **settings: Any) -> None:
+        for name, reason in TORCH_ONLY.items():
+            if settings.get(name) is not None:
+                raise TypeError(f"{name} is a setting of stepless.MetricLoss, for PyTorch alone: {reason}.")
+        ranking = find_ranking(metric)
+        if ranking is not None:
+            raise TypeError(
+                f"{ranking.name!r} ranks samples, and its loss is for PyTorch alone; train on a metric of decisions,"
+                " such as 'f1'."
+            )
+        self.of = _Checked(metric, **settings)
+
+    def __call__(self, scores: Array, target: Array, sample_weight: Array | None = None, *, axis: int = 1) -> Array:
+        """The loss of a batch; ``axis`` is where multiclass and multilabel scores have their classes."""
+        path, metrics = self.of.path, (self.of.metric,)
+        if path.task != "binary" and scores.ndim > 2:
+            if not -scores.ndim <= axis < scores.ndim or axis % scores.ndim == 0:
+                raise ValueError(
+                    f"axis must be one of the {scores.ndim} axes of the scores, but not the samples' own; got {axis}."
+                )
+            moved = namespace(scores).moveaxis
+            if target.ndim == scores.ndim:
+                target = moved(target, axis, 1)
+            scores = moved(scores, axis, 1)
+        batch = read_arrays(
+            scores, target, sample_weight, task=path.task, inputs=path.inputs, ignore_index=path.ignore_index,
+            class_weight=path.weight if path.task == "multiclass" else None,
+        )  # fmt: skip
+        try:
+            (score,) = path.scores(path.tally(batch, self.of.step, metrics), metrics)
+        except (AttributeError, TypeError) as error:
+            raise self._in_our_words(error) from error
+        loss = self.of.metric.distance(score)
+        if not self.of.blend:
+            return loss
+        sums = cross_entropy_sums(batch, path.task)
+        entropy = mean_cross_entropy(sums, balanced=self.of.cross_entropy == "balanced")
+        return (1 - self.of.blend) * loss + self.of.blend * entropy
+
+    def _in_our_words(self, error: Exception) -> Exception:
+        """What to do about a formula or a step that knows torch alone."""
+        own = [f"the formula {self.of.metric.name!r}"] * (self.of.metric.name not in METRICS)
+        own += [f"the step {self.of.step!r}"] * (type(self.of.step) not in STEPS.values())
+        if not own:
+            return error
+        return TypeError(
+            f"{' or '.join(own)} could not be computed on this kind of array: {error}. Write it with operators and the"
+            " functions of stepless.numerics, which take arrays of any library."
+        )
+
+
+def array_loss(metric: Any, settings: dict[str, Any]) -> ArrayLoss:
+    """An `ArrayLoss`, made once for each metric with its settings where they can be compared.
+
+    Example:
+        >>> array_loss("f1", {"threshold": 0.3}) is array_loss("f1", {"threshold": 0.3})
+        True
+    """
+    pairs = tuple(sorted((name, as_tuple(value)) for name, value in settings.items()))
+    try:
+        return _kept(metric, pairs)
+    except TypeError:  # not hashable, or a mistake that is told once more
+        return ArrayLoss(metric, **settings)
+
+
+@lru_cache(maxsize=256, typed=True)
+def _kept(metric: Any, pairs: tuple[tuple[str, Any], ...]) -> ArrayLoss:
+    return ArrayLoss(metric, **dict(pairs))

@@ -1,0 +1,59 @@
+"""JAX: any metric of the confusion matrix as a loss, for optax, flax or a loop of one's own.
+
+The formulas, steps, counts and averages are those of `stepless.MetricLoss`, called with JAX arrays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from stepless.integrations.arrays import array_loss
+
+try:
+    import jax
+    import jax.numpy as jnp
+except ModuleNotFoundError as error:
+    if error.name != "jax":
+        raise
+    raise ModuleNotFoundError('stepless.integrations.jax needs JAX: pip install "stepless[jax]"', name="jax") from None
+
+
+def metric_loss(
+    scores: Any, target: Any, metric: Any, *, sample_weight: Any = None, axis: int = -1, **settings: Any
+) -> jax.Array:
+    """The distance of a metric from its best value, as a function that ``jit``, ``vmap`` and ``grad`` take.
+
+    Everything but the arrays is settled when the function is traced: close over it, or name it static to ``jit``. A
+    class index that is no class makes the loss NaN, because a compiled function cannot raise.
+
+    Args:
+        scores: ``(N, …)`` binary; multiclass and multilabel ``(N, …, K)``, the classes last, as in flax.
+        target: The scores' shape; multiclass: class indices ``(N, …)``, or probabilities of the scores' shape.
+        metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
+        sample_weight: ``(N,)``, or one a pixel.
+        axis: Where the classes are.
+        settings: As for `stepless.MetricLoss`: ``task``, ``average``, ``inputs``, ``step``, ``threshold``,
+            ``ignore_index``, ``weight``, ``per_image``, ``overlap``, ``blend``, ``cross_entropy``, ``maximize``, and
+            the metric's own options.
+
+    Returns:
+        A scalar, float32 or wider.
+
+    Example:
+        >>> logits, target = jnp.array([2.0, -1.0, 0.5, -3.0]), jnp.array([1, 1, 0, 0])
+        >>> round(float(metric_loss(logits, target, "f1", step="identity")), 4)
+        0.398
+        >>> jax.grad(metric_loss)(logits, target, "f1").shape
+        (4,)
+    """
+    arrays = [_array(name, x) for name, x in (("scores", scores), ("target", target), ("sample_weight", sample_weight))]
+    with jax.default_matmul_precision("highest"):  # an accelerator's own precision cannot count past 256
+        return array_loss(metric, settings)(*arrays, axis=axis)
+
+
+def _array(name: str, values: Any) -> Any:
+    if isinstance(values, torch.Tensor):
+        raise TypeError(f"{name} must be a JAX array; got a torch.Tensor. For PyTorch call stepless.metric_loss.")
+    return None if values is None else jnp.asarray(values)

@@ -1,0 +1,137 @@
+"""Keras 3: any metric of the confusion matrix as a loss, on any backend.
+
+The formulas, steps, counts and averages are those of `stepless.MetricLoss`, called with the backend's tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Self
+
+from stepless.integrations.arrays import ArrayLoss
+from stepless.metrics import METRICS
+from stepless.numerics import as_tuple
+from stepless.steps import STEPS, Step
+
+try:
+    import keras
+    from keras import ops
+
+    from stepless.integrations.keras_arrays import KerasArray
+except ModuleNotFoundError as error:
+    if error.name != "keras":
+        raise
+    raise ModuleNotFoundError(
+        'stepless.integrations.keras needs Keras 3: pip install "stepless[keras]"', name="keras"
+    ) from None
+
+
+@keras.saving.register_keras_serializable(package="stepless")
+class MetricLoss(keras.losses.Loss):
+    """Train a Keras model on a metric of the confusion matrix: pass it as ``loss`` to ``compile``.
+
+    The loss is that of the whole batch, and not a mean over samples: sample weights and masks weigh the counts.
+
+    Args:
+        metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
+        from_logits: Whether the model gives logits, or probabilities (its last activation is a sigmoid or a softmax).
+        axis: Where multiclass and multilabel scores have their classes: last, as in Keras.
+        name: Of the loss, in the logs.
+        settings: As for `stepless.MetricLoss`: ``task``, ``average``, ``step``, ``threshold``, ``ignore_index``,
+            ``weight``, ``per_image``, ``overlap``, ``blend``, ``cross_entropy``, ``maximize``, and the metric's own
+            options.
+
+    Shape:
+        - y_pred: ``(N, …)`` or ``(N, …, 1)`` binary; multiclass and multilabel ``(N, …, K)``.
+        - y_true: That of ``y_pred``; multiclass: class indices ``(N, …)`` or ``(N, …, 1)``, or probabilities.
+
+    Example:
+        >>> loss_fn = MetricLoss("f1", from_logits=True, step="identity")
+        >>> round(float(loss_fn([1, 1, 0, 0], [2.0, -1.0, 0.5, -3.0])), 4)
+        0.398
+    """
+
+    def __init__(
+        self, metric: Any, *, from_logits: bool, axis: int = -1, name: str = "metric_loss", **settings: Any
+    ) -> None:
+        super().__init__(name=name)
+        if not isinstance(from_logits, bool):
+            raise TypeError(f"from_logits must be True or False; got {from_logits!r}.")
+        if "inputs" in settings:
+            raise TypeError(
+                "inputs is from_logits in Keras: pass from_logits=True for logits, False for probabilities."
+            )
+        if settings.pop("reduction", "sum_over_batch_size") != "sum_over_batch_size":
+            raise TypeError("reduction has no effect on a loss that is of a whole batch; leave it out.")
+        self.metric, self.from_logits, self.axis, self.settings = metric, from_logits, axis, settings
+        self._loss = ArrayLoss(metric, inputs="logits" if from_logits else "probabilities", **settings)
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """The loss of a batch."""
+        with keras.name_scope(self.name):
+            mask = getattr(y_pred, "_keras_mask", None)  # where a layer such as Embedding ruled steps out
+            y_pred, y_true = ops.convert_to_tensor(y_pred), ops.convert_to_tensor(y_true)
+            y_true, y_pred = self._matched(y_true, y_pred)
+            weight = None if sample_weight is None else ops.cast(sample_weight, y_pred.dtype)
+            if mask is not None:
+                weight = _masked(weight, ops.cast(mask, y_pred.dtype))
+            weighed = None if weight is None else KerasArray(weight)
+            return self._loss(KerasArray(y_pred), KerasArray(y_true), weighed, axis=self.axis).value
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """The loss of a batch without weights."""
+        return self(y_true, y_pred)
+
+    def _matched(self, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
+        """Targets and scores of the shapes that the path knows: Keras has a last axis of 1 in places."""
+        extra = len(y_true.shape) - len(y_pred.shape)
+        if self._loss.of.path.task != "multiclass":
+            if extra == 1 and y_true.shape[-1] == 1:
+                y_true = ops.squeeze(y_true, -1)
+            elif extra == -1 and y_pred.shape[-1] == 1:
+                y_pred = ops.squeeze(y_pred, -1)
+            return y_true, y_pred
+        if extra == 0 and y_true.shape[-1] == 1:
+            y_true, extra = ops.squeeze(y_true, -1), -1
+        # Keras hands class indices over as floats, and one-hot rows as integers
+        return ops.cast(y_true, "int32" if extra == -1 else y_pred.dtype), y_pred
+
+    def get_config(self) -> dict[str, Any]:
+        """The settings, as JSON can hold them."""
+        metric = self._loss.of.metric
+        registered = metric.name in METRICS and metric.function is METRICS[metric.name].function
+        if not registered and not isinstance(self.metric, str):
+            raise ValueError(
+                f"the metric {metric.name!r} is a function; that is code, and a config cannot hold it. Give the metric"
+                " as a name, or as a formula in text."
+            )
+        if hasattr(self.settings.get("threshold"), "threshold"):
+            raise ValueError("a config cannot hold a Tuning: pass its threshold as a number, or as a list of numbers.")
+        plain = {name: _listed(as_tuple(value)) for name, value in {**self.settings, **dict(metric.options)}.items()}
+        step = plain.get("step")
+        if isinstance(step, Step):
+            kinds = {kind: name for name, kind in STEPS.items()}
+            if type(step) not in kinds:
+                raise ValueError(f"the step {step!r} is code, and a config cannot hold it: use one of stepless.STEPS.")
+            plain["step"] = {"name": kinds[type(step)], **asdict(step)}
+        return {"name": self.name, "metric": metric.name, "from_logits": self.from_logits, "axis": self.axis, **plain}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """The loss of a config."""
+        step = config.get("step")
+        if isinstance(step, dict):
+            step = dict(step)
+            config = {**config, "step": STEPS[step.pop("name")](**step)}
+        return cls(**config)
+
+
+def _masked(weight: Any, mask: Any) -> Any:
+    """Weights of samples, or of their steps, with those of the masked steps 0."""
+    if weight is None:
+        return mask
+    return mask * ops.expand_dims(weight, [*range(len(weight.shape), len(mask.shape))])
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(part) for part in value] if isinstance(value, tuple) else value

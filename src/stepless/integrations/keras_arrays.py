@@ -1,0 +1,132 @@
+"""Keras tensors as arrays that the path can compute with: operators and methods, each a call of ``keras.ops``.
+
+The tensors of a backend differ in what they can do by themselves; through ``keras.ops`` they are one kind of array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+
+class KerasArray:
+    """A tensor of any Keras backend, as an array.
+
+    Args:
+        value: The tensor.
+
+    Example:
+        >>> x = KerasArray(ops.convert_to_tensor([[1.0, 2.0], [3.0, 4.0]]))
+        >>> (2 * x).sum(-1).value.tolist()
+        [6.0, 14.0]
+    """
+
+    __array_ufunc__ = None  # numpy's numbers leave the arithmetic to us
+    __hash__ = None  # type: ignore[assignment]
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    @staticmethod
+    def __array_namespace__() -> Any:
+        return NAMESPACE
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each axis."""
+        return tuple(self.value.shape)
+
+    @property
+    def ndim(self) -> int:
+        """How many axes there are."""
+        return len(self.value.shape)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype by its name, the same for all backends."""
+        return keras.backend.standardize_dtype(self.value.dtype)
+
+    @property
+    def mT(self) -> KerasArray:  # noqa: N802 - the array API's name
+        """The last two axes swapped."""
+        return KerasArray(ops.swapaxes(self.value, -2, -1))
+
+    def astype(self, dtype: Any) -> KerasArray:
+        """In another dtype."""
+        return KerasArray(ops.cast(self.value, dtype))
+
+    def reshape(self, *shape: Any) -> KerasArray:
+        """In another shape."""
+        return KerasArray(ops.reshape(self.value, shape[0] if isinstance(shape[0], tuple) else shape))
+
+    def diagonal(self, offset: int, first: int, second: int) -> KerasArray:
+        """The diagonal of two axes, as the last axis."""
+        return KerasArray(ops.diagonal(self.value, offset, first, second))
+
+    def __getitem__(self, key: Any) -> KerasArray:
+        return KerasArray(self.value[key])
+
+    def __rsub__(self, other: Any) -> KerasArray:
+        return KerasArray(ops.subtract(_plain(other), self.value))
+
+    def __rtruediv__(self, other: Any) -> KerasArray:
+        return KerasArray(ops.true_divide(_plain(other), self.value))
+
+    sum, mean, max, any = (
+        lambda self, axis=None, _of=function: KerasArray(_of(self.value, axis=axis))
+        for function in (ops.sum, ops.mean, ops.max, ops.any)
+    )
+    __neg__, __abs__, __invert__ = (
+        lambda self, _of=function: KerasArray(_of(self.value))
+        for function in (ops.negative, ops.absolute, ops.logical_not)
+    )
+    __add__, __sub__, __mul__, __truediv__, __pow__, __matmul__, __and__ = (
+        lambda self, other, _of=function: KerasArray(_of(self.value, _plain(other)))
+        for function in (
+            ops.add, ops.subtract, ops.multiply, ops.true_divide, ops.power, ops.matmul, ops.logical_and,
+        )
+    )  # fmt: skip
+    __lt__, __le__, __gt__, __ge__, __eq__, __ne__ = (  # type: ignore[assignment]
+        lambda self, other, _of=function: KerasArray(_of(self.value, _plain(other)))
+        for function in (ops.less, ops.less_equal, ops.greater, ops.greater_equal, ops.equal, ops.not_equal)
+    )
+    __radd__, __rmul__ = __add__, __mul__
+
+
+class _Namespace:
+    """The functions of ``keras.ops`` on `KerasArray`; what is named otherwise in Keras is here."""
+
+    float32 = "float32"
+
+    def __getattr__(self, name: str) -> Callable[..., KerasArray]:
+        function = getattr(ops, name)
+        return lambda *args, **options: KerasArray(function(*map(_plain, args), **options))
+
+    @staticmethod
+    def asarray(values: Any, dtype: Any) -> KerasArray:
+        """Nested numbers as an array."""
+        return KerasArray(ops.convert_to_tensor(np.asarray(values), dtype=dtype))
+
+    @staticmethod
+    def promote_types(first: Any, second: Any) -> str:
+        """The dtype that holds both."""
+        return keras.backend.result_type(first, second)
+
+    @staticmethod
+    def finfo(dtype: str) -> Any:
+        """The limits of a dtype."""
+        return np.finfo(dtype)
+
+
+NAMESPACE = _Namespace()
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, list | tuple):
+        return type(x)(map(_plain, x))
+    return x.value if isinstance(x, KerasArray) else x

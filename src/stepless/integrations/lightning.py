@@ -1,0 +1,188 @@
+"""Lightning: the schedule, the exact metric of an epoch, and exact accumulation; needs the extra ``lightning``."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepless import accumulation
+from stepless.loss import MetricLoss, RankingLoss
+
+try:
+    from lightning import Callback, LightningModule, Trainer
+
+    from stepless.integrations.torchmetrics import EpochScore  # Lightning brings torchmetrics
+except ModuleNotFoundError as error:
+    if error.name != "lightning":
+        raise
+    raise ModuleNotFoundError(
+        'stepless.integrations.lightning needs lightning: pip install "stepless[lightning]"', name="lightning"
+    ) from None
+
+
+class MetricCallback(Callback):
+    """Advance the schedule of every `MetricLoss` of a module, and log the hard metric of each whole epoch.
+
+    What a loss is called with is what is scored, in training, validation and testing alike: the module needs no code
+    for it but ``self.loss_fn(scores, y)`` in its steps. Counts are merged over batches and ranks, so the logged
+    ``train_f1``, ``val_f1`` and ``test_f1`` are those of all rows (with the loss's attribute inside, as in
+    ``val_head_f1``, where there are several losses). In training a row is scored when it is seen, by the weights of
+    that step. Lightning's own sampler gives ranks equal shares by repeating a few rows: these count twice.
+
+    Args:
+        prog_bar: Whether the progress bar shows the scores.
+
+    Example:
+        >>> trainer = Trainer(callbacks=[MetricCallback()], max_epochs=1, logger=False, accelerator="cpu")
+    """
+
+    def __init__(self, *, prog_bar: bool = True) -> None:
+        self.prog_bar = prog_bar
+        self._scores: dict[str, dict[str, EpochScore]] = {}
+        self._losses: dict[MetricLoss, str] = {}
+        self._hooks: list[Any] = []
+        self._stage = ""
+
+    def count(self, loss_fn: MetricLoss, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> None:
+        """Add a batch to the epoch's score of a loss."""
+        scores, name = self._scores[self._stage], self._losses[loss_fn]
+        if name not in scores:
+            counted = not isinstance(loss_fn, RankingLoss) and loss_fn.path.task != "binary"
+            scores[name] = EpochScore(loss_fn, classes=input.shape[1] if counted else None).to(input.device)
+        scores[name].update(input.detach(), target, sample_weight)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.accumulate_grad_batches > 1 and pl_module.automatic_optimization:
+            warnings.warn(
+                f"accumulate_grad_batches={trainer.accumulate_grad_batches} averages the micro-batches' own losses, and"
+                " the metric of a whole batch is no such average; stepless.integrations.lightning.accumulate is exact.",
+                stacklevel=2,
+            )
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._stage = "train"  # a validation may have been in between
+        for loss_fn in self._losses:
+            if loss_fn.schedule is not None:
+                loss_fn.advance(_progress(trainer, batch_idx))
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._start("train", pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._log("train", pl_module)
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._start("val", pl_module)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._log("val", pl_module)
+
+    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._start("test", pl_module)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._log("test", pl_module)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._leave()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._leave()
+
+    def _start(self, stage: str, module: LightningModule) -> None:
+        """Read along with every loss of the module from here on."""
+        self._leave()
+        self._stage, self._scores[stage] = stage, {}
+        found = {loss_fn: name for name, loss_fn in module.named_modules() if isinstance(loss_fn, MetricLoss)}
+        if not found:
+            raise ValueError(
+                f"MetricCallback found no stepless.MetricLoss in {type(module).__name__}; make it an attribute, as in"
+                ' self.loss_fn = sl.MetricLoss("f1") in __init__.'
+            )
+        several = len(found) > 1
+        self._losses = {
+            loss_fn: f"{name}_{loss_fn.metric.name}" if several else loss_fn.metric.name
+            for loss_fn, name in found.items()
+        }
+
+        def read(loss_fn: MetricLoss, args: tuple[Any, ...], kwargs: dict[str, Any], _: Tensor) -> None:
+            self.count(loss_fn, *args, **kwargs)
+
+        self._hooks = [loss_fn.register_forward_hook(read, with_kwargs=True) for loss_fn in found]
+
+    def _leave(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _log(self, stage: str, module: LightningModule) -> None:
+        for name, score in self._scores.pop(stage).items():
+            # the ranks' counts are merged in compute(); the mean of what is then equal spares Lightning's warning
+            module.log(f"{stage}_{name}", score.compute(), prog_bar=self.prog_bar, sync_dist=True)
+
+
+def accumulate(module: LightningModule, loss_fn: MetricLoss, micro_batches: Sequence[Any]) -> Tensor:
+    """`stepless.accumulate` in place of ``manual_backward``: the gradient of all micro-batches as one batch.
+
+    For a ``training_step`` under manual optimisation; the module's ``forward`` gives the scores. It works on one device
+    and under the DDP strategy, where ranks share one batch and synchronise gradients once; precision plugins apply.
+
+    Args:
+        module: The module, with ``automatic_optimization = False``.
+        loss_fn: The loss.
+        micro_batches: A list of ``(input, target)`` or ``(input, target, sample_weight)``.
+
+    Returns:
+        The loss of the whole batch, detached.
+
+    Example:
+        >>> class Classifier(LightningModule):
+        ...     def training_step(self, batch, _):
+        ...         optimizer = self.optimizers()
+        ...         optimizer.zero_grad()
+        ...         halves = zip(*(part.chunk(2) for part in batch))
+        ...         accumulate(self, self.loss_fn, list(halves))
+        ...         optimizer.step()
+    """
+    if module.automatic_optimization:
+        raise RuntimeError(
+            "accumulate runs the backward itself; set self.automatic_optimization = False in the module's __init__, and"
+            " call zero_grad and step of self.optimizers() around it."
+        )
+    trainer, seen = module.trainer, []
+
+    def keep(_: Any, __: Any, scores: Tensor) -> None:
+        if not torch.is_grad_enabled():  # the first of two passes
+            seen.append(scores)
+
+    hook = module.register_forward_hook(keep)
+    try:
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        loss = accumulation.accumulate(loss_fn, trainer.model or module, micro_batches, scaler)
+    finally:
+        hook.remove()
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, MetricCallback):
+            for scores, (_, *rest) in zip(seen, micro_batches, strict=True):
+                callback.count(loss_fn, scores, *rest)
+    return loss
+
+
+def _progress(trainer: Trainer, batch: int) -> float:
+    """The share of training that is done, by whichever of the Trainer's limits is nearer."""
+    batches, shares = trainer.num_training_batches, []
+    if trainer.max_epochs not in (None, -1) and math.isfinite(batches):
+        shares.append((trainer.current_epoch * batches + batch) / max(trainer.max_epochs * batches, 1))
+    if trainer.max_steps != -1:
+        shares.append(trainer.global_step / max(trainer.max_steps, 1))
+    if not shares:
+        raise RuntimeError(
+            "a schedule needs to know when training ends; give the Trainer max_steps=, or max_epochs= and a dataloader"
+            " of known length."
+        )
+    return min(max(shares), 1.0)

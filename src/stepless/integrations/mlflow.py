@@ -1,0 +1,212 @@
+"""MLflow: a comparison as a run, and a model that serves with its threshold.
+
+A logged model is its own folder, as `MetricClassifier.save` writes it: it holds no code and no pickle. This module is
+what MLflow loads it with.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepless.loading import load
+from stepless.model import library_versions
+
+try:
+    import mlflow
+    import mlflow.pyfunc
+    import pandas as pd
+except ModuleNotFoundError as error:
+    if error.name not in ("mlflow", "pandas"):
+        raise
+    raise ModuleNotFoundError(
+        'stepless.integrations.mlflow needs MLflow and pandas: pip install "stepless[mlflow]"', name=error.name
+    ) from None
+
+if TYPE_CHECKING:
+    from mlflow.models.model import ModelInfo
+
+    from stepless.outcome import Entry, Outcome
+
+#: MLflow refuses longer ones.
+_LONGEST_PARAM, _LONGEST_TAG = 6000, 8000
+_PARAMS = ("name", "metric", "task", "n_rows", "folds", "repeats", "seed", "baseline", "rope", "winner")
+_OPTIONAL = ("average", "subject_to", "positive")
+
+
+def log(outcome: Outcome, model: Any = None, *, name: str = "model", **options: Any) -> str:
+    """Log a comparison, and a model with it, into the active run or a new one.
+
+    Parameters say what was compared; each contestant has its metrics, ``<contestant>/mean`` and so on, and its score
+    on every fold as the steps of ``<contestant>/score``. The verdict is a tag. The artefacts are ``report.html``, and
+    ``comparison.json``, which `stepless.outcome.Outcome.from_json` reads.
+
+    Args:
+        outcome: What `stepless.compare` returned.
+        model: What is to be shipped: see `log_model`.
+        name: Of the model.
+        options: For `log_model`.
+
+    Returns:
+        The run's id.
+    """
+    with _run() as run:
+        params = {field: getattr(outcome, field) for field in _PARAMS}
+        params |= {field: getattr(outcome, field) for field in _OPTIONAL if getattr(outcome, field) is not None}
+        params |= {f"metric.{option}": value for option, value in outcome.metric_options.items()}
+        mlflow.log_params({field: str(value)[:_LONGEST_PARAM] for field, value in params.items()})
+        mlflow.set_tags(
+            {"stepless.verdict": outcome.verdict[:_LONGEST_TAG], "stepless.version": library_versions()["stepless"]}
+        )
+        for entry in outcome.entries:
+            _log_entry(entry)
+        with tempfile.TemporaryDirectory() as folder:
+            outcome.to_html(Path(folder) / "report.html")
+            outcome.to_json(Path(folder) / "comparison.json")
+            mlflow.log_artifacts(folder)
+        if model is not None:
+            log_model(model, name, **options)
+        return str(run.info.run_id)
+
+
+def log_model(model: Any, name: str = "model", *, input_example: Any = None, **options: Any) -> ModelInfo:
+    """Log a fitted model with its threshold, calibration and labels, to be served by MLflow.
+
+    What serves says of each row: its probability, the decision at the model's own threshold, and the label.
+
+    Args:
+        model: A fitted `stepless.MetricClassifier` or `stepless.MetricBooster`, or the folder that one was saved to.
+        name: Of the model.
+        input_example: A few rows, from which MLflow also reads the columns and their types.
+        options: For ``mlflow.pyfunc.log_model``, such as ``registered_model_name``.
+    """
+    with _folder(model) as folder, _run():
+        return mlflow.pyfunc.log_model(name=name, **_flavour(folder, input_example), **options)
+
+
+def save_model(model: Any, path: str | os.PathLike[str], *, input_example: Any = None, **options: Any) -> None:
+    """`log_model`, into a folder instead of a run.
+
+    Args:
+        model: As for `log_model`.
+        path: The folder, which is not there yet.
+        input_example: As for `log_model`.
+        options: For ``mlflow.pyfunc.save_model``.
+    """
+    with _folder(model) as folder:
+        mlflow.pyfunc.save_model(path, **_flavour(folder, input_example), **options)
+
+
+class Served:
+    """A loaded model as MLflow calls it.
+
+    Args:
+        estimator: The fitted estimator.
+    """
+
+    def __init__(self, estimator: Any) -> None:
+        self.estimator = estimator
+
+    def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
+        """One row for each row of the input.
+
+        Binary: ``probability`` of the positive class, ``decision`` (whether it is at least the threshold) and
+        ``label``. Multiclass: ``probability.<class>`` of each, ``decision`` (the place of the class) and ``label``.
+        Multilabel: ``probability.<label>``, ``decision.<label>`` and ``label.<label>``, which is 0 or 1.
+
+        Args:
+            model_input: The rows.
+            params: None; the threshold is the model's own.
+        """
+        if params:
+            raise ValueError(f"a model decides at its own threshold and takes no parameters; got {', '.join(params)}.")
+        estimator, model = self.estimator, self.estimator.model_
+        probabilities = estimator.predict_proba(model_input)
+        decided = model.decide_of(model.decision_of(probabilities))
+        labels = model.labels_of(decided)
+        if model.task == "binary":
+            columns = {"probability": probabilities[:, model.positive], "decision": decided, "label": labels}
+        else:
+            columns = {f"probability.{c}": p for c, p in zip(model.classes, probabilities.T, strict=True)}
+            if model.task == "multiclass":
+                columns |= {"decision": decided, "label": labels}
+            else:
+                columns |= {f"decision.{c}": d for c, d in zip(model.classes, decided.T, strict=True)}
+                columns |= {f"label.{c}": value for c, value in zip(model.classes, labels.T, strict=True)}
+        return pd.DataFrame(columns, index=getattr(model_input, "index", None))
+
+
+def _load_pyfunc(path: str) -> Served:
+    """What MLflow calls to load a logged model; a folder that is no whole model is a `stepless.ModelFileError`."""
+    return Served(load(path))
+
+
+def _log_entry(entry: Entry) -> None:
+    key = entry.key
+    if entry.failed is not None:
+        mlflow.set_tag(f"stepless.failed.{key}", entry.failed[:_LONGEST_TAG])
+        return
+    numbers = {
+        "mean": entry.mean, "low": entry.interval[0], "high": entry.interval[1], "fit_seconds": entry.fit_seconds,
+    }  # fmt: skip
+    if isinstance(entry.threshold, float):
+        numbers["threshold"] = entry.threshold
+    if entry.difference is not None:
+        numbers |= {"difference": entry.difference.mean, "better": entry.difference.better}
+    mlflow.log_metrics({f"{key}/{what}": value for what, value in numbers.items() if math.isfinite(value)})
+    for step, score in enumerate(entry.scores):
+        if math.isfinite(score):
+            mlflow.log_metric(f"{key}/score", score, step=step)
+
+
+@contextmanager
+def _run() -> Iterator[Any]:
+    """The active run, which stays open, or a new one, which does not."""
+    active = mlflow.active_run()
+    if active is not None:
+        yield active
+        return
+    with mlflow.start_run() as run:
+        yield run
+
+
+@contextmanager
+def _folder(model: Any) -> Iterator[str]:
+    """The folder of a model."""
+    if isinstance(model, str | os.PathLike):
+        load(model)  # what cannot be loaded is not logged
+        yield os.fspath(model)
+        return
+    if not hasattr(model, "save") or not hasattr(model, "model_"):
+        raise TypeError(
+            "model must be a fitted MetricClassifier or MetricBooster, or the folder of a saved one; got"
+            f" {type(model).__name__}."
+        )
+    with tempfile.TemporaryDirectory() as parent:
+        folder = os.path.join(parent, "stepless_model")
+        model.save(folder)
+        yield folder
+
+
+def _flavour(folder: str, input_example: Any) -> dict[str, Any]:
+    """What MLflow is told of a model."""
+    estimator = load(folder)
+    model = estimator.model_
+    kinds = {member.kind for member in model.members}
+    extras = ",".join(["mlflow", "sklearn", *sorted(kinds & {"lightgbm", "xgboost", "catboost"})])
+    threshold = list(model.threshold) if isinstance(model.threshold, tuple) else model.threshold
+    flavour: dict[str, Any] = {
+        "loader_module": __name__,
+        "data_path": folder,
+        "pip_requirements": [f"stepless[{extras}]=={library_versions()['stepless']}"],
+        "metadata": {"task": model.task, "metric": model.metric, "threshold": threshold},
+    }
+    if input_example is not None:
+        signature = mlflow.models.infer_signature(input_example, Served(estimator).predict(input_example))
+        flavour |= {"input_example": input_example, "signature": signature}
+    return flavour

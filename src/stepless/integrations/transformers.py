@@ -1,0 +1,117 @@
+"""`TrainerLoss`: train with the Hugging Face ``Trainer`` on a metric; needs the extra ``transformers``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepless.loss import MetricLoss, RankingLoss
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise ModuleNotFoundError(
+        'TrainerLoss needs transformers: pip install "stepless[transformers]"', name="transformers"
+    ) from None
+
+
+class TrainerLoss(TrainerCallback):
+    """A `MetricLoss` as ``compute_loss_func``, callback and ``compute_metrics`` of a ``Trainer``, all three in one.
+
+    The callback advances the schedule. It also learns how the Trainer will scale the loss: where it counts items, it
+    multiplies a custom loss by the number of processes, as is right for a sum divided by the items of all processes,
+    and wrong for a loss that is that of the global batch already. Here both the gradient and the logged loss stay those
+    of the global batch.
+
+    Heads: ``task="multiclass"`` takes scores ``(N, K)``, or ``(N, tokens, K)`` with −100 for the tokens to leave out;
+    ``task="multilabel"`` ``(N, labels)``; ``task="binary"`` one score a row, or the two of a head with
+    ``num_labels=2``, whose difference is the score of class 1.
+
+    What is not exact: ``gradient_accumulation_steps`` above 1. The Trainer runs each micro-batch on its own, and the
+    metric of a batch is no mean over its micro-batches; so this is an error unless ``per_micro_batch=True`` asks for
+    the mean of their losses (a last, shorter step of an epoch then weighs less). A larger batch, or
+    `stepless.accumulate` in a loop of your own, is exact. A loss's constraints and memory start anew when training is
+    resumed from a checkpoint; its schedule does not.
+
+    Args:
+        loss_fn: The loss.
+        per_micro_batch: Whether to accept the mean of the micro-batches' losses.
+
+    Example:
+        >>> import stepless as sl
+        >>> loss = TrainerLoss(sl.MetricLoss("mcc", task="multiclass"))
+        >>> given = {"compute_loss_func": loss, "compute_metrics": loss.compute_metrics, "callbacks": [loss]}
+        >>> scores = torch.tensor([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0]], requires_grad=True)
+        >>> loss({"logits": scores}, torch.tensor([0, 1])).backward()
+    """
+
+    def __init__(self, loss_fn: MetricLoss, *, per_micro_batch: bool = False) -> None:
+        if not isinstance(loss_fn, MetricLoss):
+            raise TypeError(f"loss_fn must be a stepless.MetricLoss; got {loss_fn!r}.")
+        self.loss_fn, self.per_micro_batch = loss_fn, per_micro_batch
+        self._args: TrainingArguments | None = None
+        self._plan = loss_fn.ranker if isinstance(loss_fn, RankingLoss) else loss_fn.path
+
+    def __call__(self, outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        """What ``Trainer(compute_loss_func=…)`` calls: the loss of a model's outputs."""
+        if labels is None:
+            raise ValueError('a loss needs targets, and the batch has none; name the column "labels".')
+        if self._args is None and num_items_in_batch is not None:
+            raise RuntimeError(
+                "the Trainer scales the loss, and TrainerLoss must know how; pass it as a callback as well:"
+                " Trainer(compute_loss_func=loss, callbacks=[loss])."
+            )
+        training = torch.is_grad_enabled()  # the Trainer evaluates without gradients; the loss is no part of its model
+        loss = self.loss_fn.train(training)(self._scores(outputs, labels), labels)
+        return loss / self._scale(training, num_items_in_batch is not None)
+
+    def compute_metrics(self, prediction: Any) -> dict[str, float]:
+        """What ``Trainer(compute_metrics=…)`` calls: the hard metric of all rows."""
+        scores, labels = torch.as_tensor(prediction.predictions), torch.as_tensor(prediction.label_ids)
+        return {self.loss_fn.metric.name: float(self.loss_fn.score(self._scores((scores,), labels), labels))}
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Refuse what would not be exact."""
+        if args.gradient_accumulation_steps > 1 and not self.per_micro_batch:
+            raise ValueError(
+                f"gradient_accumulation_steps={args.gradient_accumulation_steps}: the Trainer runs micro-batches apart,"
+                " and the metric of a batch is no mean over them. Use a larger per_device_train_batch_size, or accept"
+                " the mean of the micro-batches' losses with TrainerLoss(…, per_micro_batch=True)."
+            )
+        self._args = args
+        self.loss_fn.to(args.device)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Advance the schedule."""
+        self.loss_fn.advance(min(state.global_step / max(state.max_steps, 1), 1.0))
+
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Learn how losses will be scaled, also in evaluation before any training."""
+        self._args = args
+
+    def _scale(self, training: bool, counted: bool) -> float:
+        """What the Trainer will multiply the loss by, and the micro-batches among which it is shared out."""
+        if self._args is None:
+            return 1.0
+        processes = self._args.n_gpu if self._args.n_gpu > 1 else self._args.world_size
+        scale = processes if counted and self._args.average_tokens_across_devices else 1
+        return float(scale * (self._args.gradient_accumulation_steps if training else 1))
+
+    def _scores(self, outputs: Any, labels: Tensor) -> Tensor:
+        """The scores of a head, with classes in dimension 1."""
+        scores = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+        if self._plan.task == "binary":
+            pair = scores.shape == (*labels.shape, 2)
+            if pair and self._plan.inputs == "logits":
+                return scores[..., 1] - scores[..., 0]
+            return scores[..., 1] if pair else scores
+        tokens = self._plan.task == "multiclass" and scores.shape[:-1] == labels.shape
+        return scores.movedim(-1, 1) if tokens else scores

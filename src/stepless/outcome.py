@@ -1,0 +1,412 @@
+"""`Outcome`: what `stepless.compare` found, as values: a table, a verdict, JSON, and the doors to report and plots."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Binary: the threshold. Multilabel: one a label. Multiclass: the classes' offsets.
+Threshold = float | tuple[float, ...]
+
+FORMAT = "stepless comparison 1"
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class Progress(NamedTuple):
+    """What is told of each finished cell of the grid: one contestant on one fold.
+
+    Attributes:
+        done: How many cells are finished, this one among them.
+        total: How many there are.
+        key: Of the contestant.
+        repeat: Which repeat, from 0.
+        fold: Which fold of it, from 0.
+        score: The metric on the fold; None where the contestant failed there.
+        seconds: What the fit took; 0 where the cell was read from disk.
+        failed: The sentence, where it failed.
+    """
+
+    done: int
+    total: int
+    key: str
+    repeat: int
+    fold: int
+    score: float | None
+    seconds: float
+    failed: str | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A contestant minus the baseline, in the metric, its sign turned so that more is better.
+
+    Attributes:
+        mean: Over the folds.
+        interval: It lies in here with a probability of 95 %.
+        better: The probability that the contestant is better by more than the rope.
+        same: That they differ by no more than the rope.
+        worse: That it is worse by more than the rope.
+    """
+
+    mean: float
+    interval: tuple[float, float]
+    better: float
+    same: float
+    worse: float
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One contestant.
+
+    Attributes:
+        key: Such as ``"cross_entropy_tuned"``.
+        name: For people, such as ``"cross-entropy + tuned threshold"``.
+        scores: The metric on every fold of every repeat; empty where it failed.
+        mean: Of the scores, NaN where it failed.
+        interval: The mean lies in here with a probability of 95 %.
+        fit_seconds: What a fit took, on average.
+        thresholds: For every score, where the fold was cut: one number; multilabel: one a label; multiclass: offsets.
+        threshold: Their median, None where it failed.
+        difference: From the baseline; None for the baseline itself, and where either failed.
+        probabilities: Of all rows, each by a model that has not seen it (first repeat): ``(n,)`` of the positive class,
+            or ``(n, K)``. Calibrated where the contestant calibrates.
+        raw: The same before calibration; None where the contestant does not calibrate.
+        failed: The sentence, where it could not be fitted.
+        constraints: For each constraint, the mean of its metric over the folds.
+    """
+
+    key: str
+    name: str
+    scores: tuple[float, ...]
+    mean: float
+    interval: tuple[float, float]
+    fit_seconds: float
+    thresholds: tuple[Threshold, ...]
+    threshold: Threshold | None
+    difference: Difference | None
+    probabilities: NDArray[np.float64]
+    raw: NDArray[np.float64] | None
+    failed: str | None = None
+    constraints: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the data: its name, its kind (``"number"`` or ``"category"``), and how many values it has.
+
+    Attributes:
+        name: As in the data, or its number.
+        kind: ``"number"`` or ``"category"``.
+        missing: How many values are missing.
+        distinct: How many different ones there are.
+    """
+
+    name: str
+    kind: str
+    missing: int
+    distinct: int
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What `stepless.compare` returns.
+
+    Attributes:
+        metric: Its name, or the formula.
+        metric_options: Its options, such as ``{"beta": 2}``.
+        maximize: Whether more of it is better.
+        average: How classes or labels are averaged; None for the metric's default.
+        subject_to: The constraints, as text.
+        task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
+        classes: The classes, in order; multilabel: the labels' numbers.
+        positive: Binary: the positive class.
+        labels: Multilabel: the labels' names.
+        columns: Of the data.
+        n_rows: How many rows there are.
+        folds: In how many parts the rows were divided.
+        repeats: How many times.
+        seed: Of all chance.
+        jobs: How many fits ran at a time.
+        entries: The contestants, best mean first; those that failed come last.
+        baseline: The key of what all others are compared with.
+        rope: By less than that, two contestants are the same for practical purposes.
+        target: Binary: 0 and 1 ``(n,)``, 1 being positive; multiclass: places in `classes`; multilabel ``(n, L)``.
+        weight: Of the rows, if they have any.
+        winner: The key of what to ship.
+        verdict: One line.
+        warnings: Why the data may not carry the claim.
+        seconds: What the comparison took.
+        versions: Of the libraries that computed.
+        name: Of the data.
+    """
+
+    metric: str
+    metric_options: dict[str, Any]
+    maximize: bool
+    average: str | None
+    subject_to: str | None
+    task: str
+    classes: tuple[Any, ...]
+    positive: Any
+    labels: tuple[str, ...] | None
+    columns: tuple[Column, ...]
+    n_rows: int
+    folds: int
+    repeats: int
+    seed: int
+    jobs: int
+    entries: tuple[Entry, ...]
+    baseline: str
+    rope: float
+    target: NDArray[np.int64]
+    weight: NDArray[np.float64] | None
+    winner: str
+    verdict: str
+    warnings: tuple[str, ...]
+    seconds: float
+    versions: dict[str, str]
+    name: str
+
+    def entry(self, key: str) -> Entry:
+        """The contestant of a key."""
+        for entry in self.entries:
+            if entry.key == key:
+                return entry
+        raise KeyError(f"no contestant {key!r}; there are {', '.join(entry.key for entry in self.entries)}.")
+
+    @property
+    def table(self) -> list[dict[str, Any]]:
+        """One dict a contestant, best first: all that is one number or one text."""
+        return [_row(entry) for entry in self.entries]
+
+    def __str__(self) -> str:
+        return "\n".join([*_text_table(self), "", self.verdict, *(f"warning: {text}" for text in self.warnings)])
+
+    def to_dict(self, *, arrays: bool = True) -> dict[str, Any]:
+        """Everything, as JSON holds it: numbers that are not finite are the texts NaN, Infinity and −Infinity.
+
+        Args:
+            arrays: Whether to hold what is as long as the data too: target, weights and probabilities.
+        """
+        held = {f.name: getattr(self, f.name) for f in fields(self) if arrays or f.name not in ("target", "weight")}
+        held["entries"] = [
+            {f.name: getattr(e, f.name) for f in fields(e) if arrays or f.name not in ("probabilities", "raw")}
+            for e in self.entries
+        ]
+        return {"format": FORMAT, **{name: _to_json(value) for name, value in held.items()}}
+
+    def to_json(self, path: str | os.PathLike[str]) -> None:
+        """Write everything into a JSON file, which `from_json` reads.
+
+        Args:
+            path: The file.
+        """
+        text = json.dumps(self.to_dict(), allow_nan=False)
+        temporary = Path(f"{os.fspath(path)}.tmp")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+
+    @classmethod
+    def from_json(cls, path: str | os.PathLike[str]) -> Outcome:
+        """Read what `to_json` wrote.
+
+        Args:
+            path: The file.
+        """
+        try:
+            held = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, ValueError) as error:
+            raise ValueError(f"{path} must be a comparison that to_json wrote; it is not JSON: {error}.") from None
+        if not isinstance(held, dict) or held.get("format") != FORMAT:
+            raise ValueError(f"{path} must be a comparison that to_json wrote; its format is not {FORMAT!r}.")
+        names = {f.name for f in fields(cls)}
+        missing = sorted(names - set(held))
+        if missing:
+            raise ValueError(f"{path} must hold a whole comparison; it lacks {', '.join(missing)}.")
+        made = {name: held[name] for name in names}
+        made["entries"] = tuple(_read_entry(entry) for entry in held["entries"])
+        made["columns"] = tuple(Column(**column) for column in held["columns"])
+        for name in ("classes", "warnings"):
+            made[name] = tuple(held[name])
+        made["labels"] = None if held["labels"] is None else tuple(held["labels"])
+        made["target"] = np.array(held["target"], np.int64)
+        made["weight"] = None if held["weight"] is None else np.array(held["weight"], np.float64)
+        made["rope"], made["seconds"] = _number(held["rope"]), _number(held["seconds"])
+        return cls(**made)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the report: one HTML file that needs nothing else.
+
+        Args:
+            path: The file.
+        """
+        import_module("stepless.report").write_report(self, path)
+
+    def plots(self, folder: str | os.PathLike[str], formats: Iterable[str] = ("png", "svg")) -> list[Path]:
+        """Draw the curves of the report into files; needs the extra ``plots``.
+
+        Args:
+            folder: Where to.
+            formats: Of the files.
+        """
+        return import_module("stepless.comparison_plots").draw(self, folder, tuple(formats))
+
+
+def format_number(value: float | None, digits: int = 3, *, sign: bool = False) -> str:
+    """A number for people; a dash where there is none.
+
+    Example:
+        >>> format_number(-0.12345), format_number(0.5, 1, sign=True), format_number(None), format_number(math.inf)
+        ('−0.123', '+0.5', '–', '∞')
+    """
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    return f"{value:{'+' if sign else ''}{f'.{digits}f' if abs(value) < 1e4 else '.3g'}}".replace("-", "−")
+
+
+def format_range(interval: tuple[float, float], digits: int = 3, *, sign: bool = False) -> str:
+    """An interval for people.
+
+    >>> format_range((-0.1, 0.25))
+    '−0.100 to 0.250'
+    """
+    return " to ".join(format_number(end, digits, sign=sign) for end in interval)
+
+
+def format_threshold(threshold: Threshold | None, digits: int = 2) -> str:
+    """A threshold, or several, for people.
+
+    Example:
+        >>> format_threshold(0.2345), format_threshold((0.1, -2.0)), format_threshold(None)
+        ('0.23', '0.10, −2.00', '')
+    """
+    if threshold is None:
+        return ""
+    if isinstance(threshold, tuple):
+        shown = ", ".join(format_number(t, digits) for t in threshold[:4])
+        return shown + (", …" if len(threshold) > 4 else "")
+    return format_number(threshold, digits)
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    difference = entry.difference
+    empty = {"mean": None, "low": None, "high": None, "better": None, "same": None, "worse": None}
+    compared = (
+        empty
+        if difference is None
+        else {
+            "mean": difference.mean,
+            "low": difference.interval[0],
+            "high": difference.interval[1],
+            "better": difference.better,
+            "same": difference.same,
+            "worse": difference.worse,
+        }
+    )
+    return {
+        "key": entry.key,
+        "name": entry.name,
+        "mean": entry.mean,
+        "low": entry.interval[0],
+        "high": entry.interval[1],
+        "threshold": entry.threshold,
+        "fit_seconds": entry.fit_seconds,
+        "failed": entry.failed,
+        **{f"difference_{name}" if name in ("mean", "low", "high") else name: v for name, v in compared.items()},
+    }
+
+
+def _text_table(outcome: Outcome) -> list[str]:
+    head = ("contestant", outcome.metric[:40], "95 %", "difference", "better", "threshold", "fit")
+    rows = [head]
+    for entry in outcome.entries:
+        if entry.failed is not None:
+            rows.append((entry.name, "failed", entry.failed, "", "", "", ""))
+            continue
+        gap = entry.difference
+        rows.append(
+            (
+                entry.name,
+                format_number(entry.mean, 4),
+                format_range(entry.interval, 4),
+                "baseline"
+                if entry.key == outcome.baseline
+                else ""
+                if gap is None
+                else format_number(gap.mean, 4, sign=True),
+                "" if gap is None else f"{gap.better:.0%}",
+                format_threshold(entry.threshold),
+                f"{entry.fit_seconds:.2f} s",
+            )
+        )
+    whole = [row for row in rows if row[1] != "failed"]
+    widths = [max(len(row[i]) for row in whole) for i in range(len(head))]
+    widths[0] = max(len(row[0]) for row in rows)
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return _to_json(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {str(name): _to_json(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json(part) for part in value]
+    if isinstance(value, Difference | Column):
+        return {f.name: _to_json(getattr(value, f.name)) for f in fields(value)}
+    return value if value is None or isinstance(value, str | bool | int | float) else str(value)
+
+
+def _number(value: Any) -> float:
+    return _NOT_FINITE[value] if isinstance(value, str) else float(value)
+
+
+def _threshold(value: Any) -> Threshold:
+    return tuple(map(_number, value)) if isinstance(value, list) else _number(value)
+
+
+def _array(value: Any) -> NDArray[np.float64]:
+    # NumPy reads the texts of numbers that are not finite as they are meant
+    return np.array(value, dtype=np.float64)
+
+
+def _pair(value: Any) -> tuple[float, float]:
+    low, high = map(_number, value)
+    return low, high
+
+
+def _read_entry(held: dict[str, Any]) -> Entry:
+    gap = held["difference"]
+    return Entry(
+        key=held["key"],
+        name=held["name"],
+        scores=tuple(map(_number, held["scores"])),
+        mean=_number(held["mean"]),
+        interval=_pair(held["interval"]),
+        fit_seconds=_number(held["fit_seconds"]),
+        thresholds=tuple(map(_threshold, held["thresholds"])),
+        threshold=None if held["threshold"] is None else _threshold(held["threshold"]),
+        difference=None
+        if gap is None
+        else Difference(
+            _number(gap["mean"]), _pair(gap["interval"]), *(_number(gap[k]) for k in ("better", "same", "worse"))
+        ),
+        probabilities=_array(held["probabilities"]),
+        raw=None if held["raw"] is None else _array(held["raw"]),
+        failed=held["failed"],
+        constraints=tuple(map(_number, held["constraints"])),
+    )

@@ -1,0 +1,265 @@
+"""The report of a comparison: one HTML file that holds everything it needs, and asks no network for anything.
+
+What the data say (names of columns, classes, contestants) reaches the page in two ways, and is text in both: as HTML it
+is escaped, and as JSON no ``<`` survives. Scripts run only if their hash is in the page's own policy.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+import numpy as np
+
+from stepless.outcome import Entry, Outcome, format_number, format_range, format_threshold
+from stepless.report_data import class_names, metric_name, page_data, short, shown
+from stepless.report_formulas import PRELUDE
+
+_MOST_COLUMNS = 200
+_MOST_WARNINGS = 30
+_COLOURS = 8
+
+
+def write_report(outcome: Outcome, path: str | os.PathLike[str]) -> None:
+    """Write the report of a comparison.
+
+    Args:
+        outcome: What `stepless.compare` found.
+        path: The file; one that is there is replaced, at once.
+    """
+    temporary = Path(f"{os.fspath(path)}.tmp")
+    temporary.write_text(render_report(outcome), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def render_report(outcome: Outcome) -> str:
+    """The report as text.
+
+    Args:
+        outcome: What `stepless.compare` found.
+    """
+    data = page_data(outcome)
+    scripts = {
+        "library": f"/*\n{_page('uplot-licence.txt')}\n*/\n{_page('uplot.js')}",  # the licence travels with the code
+        "formulas": f'"use strict";{PRELUDE}\nconst FORMULAS = {data.formulas};',
+        "charts": _page("charts.js"),
+        "explorer": _page("explorer.js"),
+    }
+    style = _page("uplot.css") + _page("style.css")
+    hashes = " ".join(map(_hash, scripts.values()))
+    name = short(outcome.name)
+    return Template(_page("template.html")).substitute(
+        policy=f"default-src 'none'; script-src {hashes}; style-src {_hash(style)}; img-src data:",
+        title=escape(f"{name}: {metric_name(outcome)}"),
+        style=style,
+        name=escape(name),
+        facts=escape(_facts(outcome)),
+        verdict=_verdict(outcome.verdict),
+        tiles=_tiles(outcome),
+        warnings=_warnings(outcome),
+        comparison_note=escape(_comparison_note(outcome)),
+        table=_table(outcome),
+        columns=_columns(outcome),
+        settings=_settings(outcome),
+        data=embedded(data.held),
+        **scripts,
+    )
+
+
+def embedded(held: object) -> str:
+    r"""JSON that may stand inside a script element: no text in it can end the element or open another.
+
+    >>> embedded({"name": "</script>"})
+    '{"name":"\\u003c/script>"}'
+    """
+    text = json.dumps(held, allow_nan=False, separators=(",", ":"))  # ASCII alone, so no line separator either
+    return text.replace("<", "\\u003c")
+
+
+def _page(name: str) -> str:
+    return files("stepless").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The parts that need no script
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min" if seconds >= 100 else f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2g} s"
+
+
+def _verdict(text: str) -> str:
+    """The verdict, its first words (yes, no, cannot tell) the strongest."""
+    text = _cut(text[:1].upper() + text[1:])
+    answer, colon, reason = text.partition(": ")
+    if not colon or len(answer) > 40:
+        return f"<strong>{escape(text)}</strong>"
+    return f"<strong>{escape(answer)}:</strong> {escape(reason)}"
+
+
+def _facts(outcome: Outcome) -> str:
+    names = class_names(outcome)
+    target = outcome.target
+    if outcome.task == "binary":
+        what = f"positive: {names[1]} ({100 * np.mean(target):.1f} % of the rows) against {names[0]}"
+    else:
+        what = f"{len(names)} {'labels' if outcome.task == 'multilabel' else 'classes'}"
+    average = f", average {outcome.average}" if outcome.average else ""
+    bound = (outcome.subject_to or "").replace(">=", "≥").replace("<=", "≤")
+    under = f", subject to {bound}" if bound else ""
+    rows = f"{outcome.n_rows:,} rows, {len(outcome.columns):,} columns"
+    return f"{metric_name(outcome)}{average}{under} · {rows} · {what}"
+
+
+def _tile(title: str, value: str, more: str = "") -> str:
+    small = f"<small>{escape(more)}</small>" if more else ""
+    return f"<div><dt>{escape(title)}</dt><dd>{escape(value)}{small}</dd></div>"
+
+
+def _tiles(outcome: Outcome) -> str:
+    entries = {entry.key: entry for entry in outcome.entries if entry.failed is None}
+    winner, baseline = entries.get(outcome.winner), entries.get(outcome.baseline)
+    metric, tiles = metric_name(outcome), []
+    if winner is not None:
+        tiles.append(_tile(f"{metric}, {winner.name}", format_number(winner.mean, 3), format_range(winner.interval)))
+    if baseline is not None and baseline is not winner:
+        tiles.append(
+            _tile(f"{metric}, {baseline.name}", format_number(baseline.mean, 3), format_range(baseline.interval))
+        )
+    gap = None if winner is None else winner.difference
+    if gap is not None:
+        parts = ((gap.better, "better"), (gap.same, "same"), (gap.worse, "worse"))
+        odds = ", ".join(f"{format_number(100 * share, 0)} % {word}" for share, word in parts)
+        tiles.append(_tile("difference", format_number(gap.mean, 3, sign=True), odds))
+    if winner is not None and winner.threshold is not None:
+        kind = {"binary": "threshold", "multilabel": "thresholds", "multiclass": "class offsets"}[outcome.task]
+        tiles.append(_tile(f"{kind} to ship", format_threshold(winner.threshold, 3), "median over the folds"))
+    return "".join(tiles)
+
+
+def _warnings(outcome: Outcome) -> str:
+    if not outcome.warnings:
+        return ""
+    told = list(outcome.warnings[:_MOST_WARNINGS])
+    if len(outcome.warnings) > len(told):
+        told.append(f"and {len(outcome.warnings) - len(told)} more")
+    lines = "".join(f"<li><b>Caution:</b> {escape(_cut(text))}</li>" for text in told)
+    return f'<ul class="cautions" aria-label="Warnings">{lines}</ul>'
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 1000 else text[:999] + "…"
+
+
+def _comparison_note(outcome: Outcome) -> str:
+    times = f"{outcome.folds} folds" + (f", repeated {outcome.repeats} times" if outcome.repeats > 1 else "")
+    turned = "" if outcome.maximize else " Less is better; differences are turned so that more is better."
+    return (
+        f"Mean over {times}, with its 95 % interval; each small dot is a fold. Two contestants count as the same within"
+        f" {outcome.rope:g} (Bayesian correlated t-test).{turned}"
+    )
+
+
+def _table(outcome: Outcome) -> str:
+    metric = escape(metric_name(outcome))
+    kind = "offsets" if outcome.task == "multiclass" else "threshold"
+    heads = ("contestant", metric, "95 % interval", "difference", "better / same / worse", kind, "fit of a fold")
+    numeric = (False, True, True, True, False, True, True)
+    head = "".join(
+        f'<th scope="col"{" class=number" if n else ""}>{title}</th>' for title, n in zip(heads, numeric, strict=True)
+    )
+    places = {id(entry): i for i, entry in enumerate(shown(outcome))}
+    rows = "".join(_row(outcome, entry, i, places.get(id(entry)), heads) for i, entry in enumerate(outcome.entries))
+    return f'<table class="contest"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+
+
+def _row(outcome: Outcome, entry: Entry, rank: int, colour: int | None, heads: tuple[str, ...]) -> str:
+    tags = [tag for tag, key in (("winner", outcome.winner), ("baseline", outcome.baseline)) if entry.key == key]
+    dot = "" if colour is None else f" k{colour % _COLOURS}"
+    tag = f' <span class="tag">{", ".join(tags)}</span>' if tags else ""
+    name = (
+        f'<th scope="row"><span class="name"><span class="rank">{rank + 1}</span>'
+        f'<span class="swatch{dot}" aria-hidden="true"></span><span>{escape(short(entry.name))}{tag}</span></span></th>'
+    )
+    if entry.failed is not None:
+        return f'<tr class="failed">{name}<td colspan="6">failed: {escape(_cut(entry.failed))}</td></tr>'
+    gap = entry.difference
+    cells = (
+        format_number(entry.mean, 4),
+        format_range(entry.interval),
+        "–" if gap is None else format_number(gap.mean, 3, sign=True),
+        "–" if gap is None else _odds(gap.better, gap.same, gap.worse),
+        escape(format_threshold(entry.threshold, 3)) or "–",
+        _seconds(entry.fit_seconds),
+    )
+    classes = ("number", "number", "number", "", "number", "number")
+    told = "".join(
+        f'<td{f" class={kind}" if kind else ""} data-title="{title}">{cell}</td>'
+        for cell, kind, title in zip(cells, classes, heads[1:], strict=True)
+    )
+    return f"<tr{' class=winner' if 'winner' in tags else ''}>{name}{told}</tr>"
+
+
+def _odds(better: float, same: float, worse: float) -> str:
+    shares = [max(0.0, 100 * share) if math.isfinite(share) else 0.0 for share in (better, same, worse)]
+    starts = (0.0, shares[0], shares[0] + shares[1])
+    bars = "".join(
+        f'<rect class="{kind}" x="{start:.1f}" width="{share:.1f}" height="8"/>'
+        for kind, start, share in zip(("better", "same", "worse"), starts, shares, strict=True)
+    )
+    text = " / ".join(f"{share:.0f}" for share in shares)
+    svg = f'<svg class="odds" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">{bars}</svg>'
+    return f'{svg}<span class="odds-text">{text} %</span>'
+
+
+def _columns(outcome: Outcome) -> str:
+    if not outcome.columns:
+        return '<p class="note">No columns were recorded.</p>'
+    told = outcome.columns[:_MOST_COLUMNS]
+    rows = "".join(
+        f'<tr><th scope="row">{escape(short(c.name))}</th><td>{escape(short(c.kind))}</td>'
+        f'<td class="number">{c.missing:,}</td><td class="number">{c.distinct:,}</td></tr>'
+        for c in told
+    )
+    head = (
+        '<thead><tr><th scope="col">column</th><th scope="col">read as</th><th scope="col" class="number">missing</th>'
+        '<th scope="col" class="number">distinct</th></tr></thead>'
+    )
+    rest = len(outcome.columns) - len(told)
+    more = f'<p class="note">And {rest:,} more columns.</p>' if rest else ""
+    table = f"<table>{head}<tbody>{rows}</tbody></table>{more}"
+    if len(told) <= 25:
+        return table
+    return f"<details><summary>{len(outcome.columns):,} columns</summary>{table}</details>"
+
+
+def _settings(outcome: Outcome) -> str:
+    facts = {
+        "metric": f"{metric_name(outcome)}, {'more' if outcome.maximize else 'less'} is better",
+        "average": outcome.average or ("" if outcome.task == "binary" else "the metric's default"),
+        "subject to": outcome.subject_to or "",
+        "task": outcome.task,
+        "classes": ", ".join(class_names(outcome)[:50]),
+        "folds": str(outcome.folds),
+        "repeats": str(outcome.repeats),
+        "seed": str(outcome.seed),
+        "weights": "" if outcome.weight is None else "one a row",
+        "same within": f"{outcome.rope:g}",
+        "contestants": ", ".join(entry.key for entry in outcome.entries),
+        "jobs": str(outcome.jobs),
+        "time": _seconds(outcome.seconds),
+        "versions": ", ".join(f"{name} {version}" for name, version in outcome.versions.items()),
+    }
+    return "".join(f"<dt>{escape(name)}</dt><dd>{escape(_cut(text))}</dd>" for name, text in facts.items() if text)

@@ -1,0 +1,145 @@
+"""Run with KERAS_BACKEND set: the Keras loss against torch's, a training, and a loss that is saved and loaded."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import keras
+import numpy as np
+import torch
+
+import stepless as sl
+from stepless.integrations.keras import MetricLoss
+
+BACKEND = keras.backend.backend()
+TASKS = ("binary", "multiclass", "multilabel")
+N, K = 24, 4
+
+
+def batch(task, pixels=()):
+    rng = np.random.default_rng(0)
+    shape = (N, *pixels) if task == "binary" else (N, *pixels, K)
+    logits = rng.normal(size=shape).astype(np.float32)
+    target = rng.integers(0, K, (N, *pixels)) if task == "multiclass" else rng.integers(0, 2, shape)
+    return logits, target, rng.uniform(0.5, 2.0, N).astype(np.float32)
+
+
+def gradient(loss_fn, logits, target, weight):
+    if BACKEND == "torch":
+        scores = torch.tensor(logits, requires_grad=True)
+        loss_fn(target, scores, weight).backward()
+        return scores.grad.numpy()
+    import jax
+
+    return np.asarray(jax.grad(lambda z: loss_fn(target, z, weight))(logits))
+
+
+def of_torch(logits, target, weight, metric, **settings):
+    scores = torch.tensor(logits, requires_grad=True)
+    weight = None if weight is None else torch.tensor(weight)
+    if logits.ndim > 2:
+        moved = torch.tensor(target) if target.ndim < logits.ndim else torch.tensor(target).movedim(-1, 1)
+        loss = sl.metric_loss(scores.movedim(-1, 1), moved, metric, sample_weight=weight, **settings)
+    else:
+        loss = sl.metric_loss(scores, torch.tensor(target), metric, sample_weight=weight, **settings)
+    loss.backward()
+    return loss.item(), scores.grad.numpy()
+
+
+def agree(logits, target, weight, metric, *, slope=True, **settings):
+    loss_fn = MetricLoss(metric, from_logits=True, **settings)
+    expected, expected_slope = of_torch(logits, target, weight, metric, **settings)
+    found = float(loss_fn(target, logits, weight))
+    assert abs(found - expected) < 1e-6, (metric, settings, found, expected)
+    if slope and BACKEND != "numpy":
+        np.testing.assert_allclose(
+            gradient(loss_fn, logits, target, weight),
+            expected_slope,
+            rtol=1e-5,
+            atol=1e-6,
+            err_msg=f"{metric} {settings}",
+        )
+
+
+def values_and_gradients():
+    everywhere = BACKEND == "torch"  # JAX compiles each gradient, which takes its time
+    for task in TASKS:
+        data = batch(task)
+        for metric in sl.METRICS:
+            for step in sl.STEPS:
+                if step != "hard":
+                    agree(*data, metric, task=task, step=step, slope=everywhere or metric in ("f1", "cost"))
+    logits, target, weight = batch("multiclass", pixels=(3, 2))
+    agree(logits, target, weight, "jaccard", task="multiclass", per_image=True)
+    agree(logits, target, None, "f1", task="multiclass", ignore_index=2, blend=0.3, slope=everywhere)
+    agree(*batch("multilabel", pixels=(2,)), "f1", task="multilabel", average="micro", slope=everywhere)
+    agree(*batch("multilabel"), "f1", task="multilabel", average="samples", threshold=[0.3, 0.5, 0.6, 0.2])
+
+
+def shapes():
+    logits, target, weight = batch("binary")
+    plain = float(MetricLoss("f1", from_logits=True)(target, logits, weight))
+    for y, z in ((target[:, None], logits[:, None]), (target, logits[:, None]), (target[:, None], logits)):
+        assert abs(float(MetricLoss("f1", from_logits=True)(y, z, weight)) - plain) < 1e-6
+    probabilities = 1 / (1 + np.exp(-logits))
+    assert abs(float(MetricLoss("f1", from_logits=False)(target, probabilities, weight)) - plain) < 1e-6
+    logits, target, _ = batch("multiclass")
+    loss_fn = MetricLoss("mcc", from_logits=True, task="multiclass")
+    plain = float(loss_fn(target, logits))
+    for y in (target[:, None], target.astype(np.float32), np.eye(K, dtype=int)[target]):
+        assert abs(float(loss_fn(y, logits)) - plain) < 1e-6
+
+
+def masks():
+    logits, target, weight = batch("binary", pixels=(3,))
+    kept = np.arange(3) < np.random.default_rng(1).integers(1, 4, (N, 1))
+    scores = keras.ops.convert_to_tensor(logits)
+    if BACKEND != "torch":
+        return  # the other backends' tensors take no attribute outside a layer
+    scores._keras_mask = keras.ops.convert_to_tensor(kept)
+    loss_fn = MetricLoss("f1", from_logits=True)
+    for given in (None, weight):
+        each = np.ones(N, np.float32) if given is None else given
+        expected = of_torch(logits[kept], target[kept], np.repeat(each, kept.sum(1)), "f1")[0]
+        assert abs(float(loss_fn(target, scores, given)) - expected) < 1e-6
+
+
+def training():
+    """A model that is compiled, fitted, saved and loaded with the loss inside."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(512, 5)).astype(np.float32)
+    y = (X[:, 0] + 0.5 * X[:, 1] > 1.2).astype(np.float32)
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.03), loss=MetricLoss("f1", from_logits=True, step=sl.Linear(delta=0.2)))
+    history = model.fit(X, y, batch_size=128, epochs=15, verbose=0, class_weight={0: 1.0, 1: 2.0})
+    first, last = history.history["loss"][0], history.history["loss"][-1]
+    assert last < 0.5 * first, (first, last)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save(Path(folder) / "model.keras")
+        again = keras.saving.load_model(Path(folder) / "model.keras")
+    assert again.loss.get_config() == model.loss.get_config()
+    assert abs(again.evaluate(X, y, verbose=0) - model.evaluate(X, y, verbose=0)) < 1e-6
+
+
+def configs():
+    logits, target, weight = batch("multilabel")
+    for settings in (
+        {"metric": "f_beta", "beta": 2.0, "threshold": np.array([0.3, 0.5, 0.6, 0.2]), "step": sl.Sigmoid(k=5)},
+        {"metric": sl.METRICS["f_beta"].bind(beta=2.0), "step": "identity", "weight": (1, 2, 3, 4)},
+        {"metric": "tp / (tp + fp + 2*fn)", "blend": 0.5},
+        {"metric": "cost", "costs": [[0, 1], [5, 0]]},
+    ):
+        made = MetricLoss(from_logits=True, task="multilabel", **settings)
+        config = json.loads(json.dumps(keras.losses.serialize(made)))
+        again = keras.losses.deserialize(config)
+        assert isinstance(again, MetricLoss)
+        assert abs(float(again(target, logits, weight)) - float(made(target, logits, weight))) < 1e-7
+
+
+if __name__ == "__main__":
+    checks = [values_and_gradients, shapes, masks, configs]
+    for check in checks if BACKEND == "numpy" else [*checks, training]:
+        check()
+    print(f"all agree on {BACKEND}", file=sys.stdout)

@@ -1,0 +1,272 @@
+"""`compare` from end to end: every task, any metric, any frame; scores that are the metric of honest decisions."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from sklearn.metrics import f1_score
+
+import stepless as sl
+from stepless.contestants import DEFAULT
+from stepless.formula import resolve
+from stepless.outcome import Outcome
+from stepless.splits import split_rows
+
+from .quick import data, quick, same_tables  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.usefixtures("quick")
+ONE = {"contestants": ["cross_entropy"], "folds": 3, "repeats": 1}
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+def test_every_task_with_its_default_contestants(task, tmp_path):
+    X, y = data(task)
+    outcome = sl.compare(X, y, "f1", folds=2, repeats=1, name="data")
+    wanted = (
+        DEFAULT if task != "multilabel" else [k for k in DEFAULT if k not in ("class_weighted",) and "boost" not in k]
+    )
+    assert sorted(e.key for e in outcome.entries) == sorted(wanted)
+    assert all(e.failed is None for e in outcome.entries)
+    means = [e.mean for e in outcome.entries]
+    assert means == sorted(means, reverse=True)
+    shape = {"binary": (150,), "multiclass": (150, 3), "multilabel": (150, 3)}[task]
+    for entry in outcome.entries:
+        assert entry.probabilities.shape == shape
+        assert np.isfinite(entry.probabilities).all()
+        assert len(entry.scores) == len(entry.thresholds) == 2
+        assert entry.interval[0] <= entry.mean <= entry.interval[1]
+        assert (entry.difference is None) == (entry.key == outcome.baseline)
+        assert (entry.raw is None) == (entry.key in ("cross_entropy", "class_weighted"))
+    assert outcome.verdict.split(":")[0].split(",")[0] in ("yes", "no", "cannot tell")
+    assert "\n" not in outcome.verdict
+    assert outcome.entry(outcome.winner).failed is None
+    outcome.to_json(tmp_path / "o.json")
+    assert same_tables(outcome, Outcome.from_json(tmp_path / "o.json"))
+
+
+def test_a_score_is_the_metric_of_the_decisions_on_a_fold():
+    X, y = data()
+    outcome = sl.compare(X, y, "f1", **ONE)
+    fold = split_rows(outcome.target, "binary", 3, 1, 0)[0]
+    for entry in outcome.entries:
+        for k, (score, threshold) in enumerate(zip(entry.scores, entry.thresholds, strict=True)):
+            here = fold == k
+            assert score == pytest.approx(f1_score(y[here], entry.probabilities[here] >= threshold))
+    assert outcome.entry("cross_entropy").threshold == 0.5
+
+
+def test_intervals_stay_where_scores_can_be():
+    X, y = data()
+    for metric, low in (("f1", 0.0), ("mcc", -1.0)):
+        entries = sl.compare(X, y, metric, folds=2, repeats=1, contestants=["cross_entropy"]).entries
+        assert all(low <= e.interval[0] <= e.mean <= e.interval[1] <= 1.0 for e in entries)
+    assert sl.METRICS["cost"].range == (0.0, math.inf)
+    assert sl.METRICS["fpr"].range == (0.0, 1.0)
+    assert sl.METRICS["mcc"].range == (-1.0, 1.0)
+    assert resolve("2*tp / (2*tp + fp + fn)").range == (-math.inf, 1.0)
+
+
+def test_nothing_of_a_fold_is_seen_before_it_is_scored():
+    # a target of pure chance and as many columns as one likes: whoever peeks, scores
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(200, 30)), rng.integers(0, 2, 200)
+    outcome = sl.compare(X, y, "accuracy", contestants=["metric", "boosting_metric"], folds=4, repeats=2)
+    for entry in outcome.entries:
+        assert entry.interval[0] < 0.55
+        assert abs(entry.mean - 0.5) < 0.09
+    assert not outcome.verdict.startswith("yes")
+
+
+def test_pandas_polars_numpy_and_lists_are_the_same():
+    X, y = data()
+    names = list("abcde")
+    outcomes = [
+        sl.compare(pd.DataFrame(X, columns=names), pd.Series(y), **ONE),
+        sl.compare(pl.DataFrame(X, schema=names), pl.Series(y), **ONE),
+        sl.compare(X, y, feature_names=names, **ONE),
+        sl.compare(X.tolist(), y.tolist(), feature_names=names, **ONE),
+    ]
+    assert all(same_tables(outcomes[0], other) for other in outcomes[1:])
+    assert all([c.name for c in o.columns] == names for o in outcomes)
+
+
+def test_categories_and_missing_values_are_handled_inside_the_folds():
+    X, y = data()
+    frame = pd.DataFrame(X, columns=list("abcde"))
+    frame.loc[::7, "a"] = np.nan
+    # a category that only one fold has
+    frame["city"] = np.where(np.arange(150) % 50 == 0, "rare", np.where(X[:, 0] > 0, "Ulm", None))
+    outcome = sl.compare(frame, y, contestants=["boosting_tuned"], folds=3, repeats=1)
+    assert all(e.failed is None for e in outcome.entries)
+    assert outcome.columns[0].missing == 22
+    assert (outcome.columns[-1].kind, outcome.columns[-1].distinct) == ("category", 2)
+
+
+def test_labels_of_every_kind():
+    X, y = data()
+    for labels, positive in ((np.array(["n", "p"])[y], "p"), (y == 1, True), (y * 2 - 1, 1)):
+        outcome = sl.compare(X, labels, **ONE)
+        assert outcome.positive == positive
+        assert (outcome.target == y).all()
+    outcome = sl.compare(X, pd.Series(np.array(["n", "p"])[y], dtype="category"), pos_label="n", **ONE)
+    assert outcome.positive == "n"
+    assert (outcome.target == 1 - y).all()
+    outcome = sl.compare(X, pd.array(y, dtype="Int64"), **ONE)
+    assert outcome.classes == (0, 1)
+
+
+def test_multilabel_frames_name_their_labels():
+    X, y = data("multilabel")
+    frame = pd.DataFrame(y, columns=["sport", "<i>", "art"])
+    outcome = sl.compare(X, frame, "f1", average="micro", **ONE)
+    assert outcome.labels == ("sport", "<i>", "art")
+    assert (outcome.task, outcome.average) == ("multilabel", "micro")
+    assert len(outcome.entries[0].threshold) == 3
+    assert sl.compare(X, y, **ONE).labels == ("0", "1", "2")
+
+
+def test_formulas_options_and_costs():
+    X, y = data()
+    named = sl.compare(X, y, "f1", **ONE)
+    written = sl.compare(X, y, "2*tp/(2*tp+fp+fn)", **ONE)
+    assert [e.scores for e in named.entries] == [pytest.approx(e.scores) for e in written.entries]
+    assert written.metric == "2*tp/(2*tp+fp+fn)"
+    beta = sl.compare(X, y, "f_beta", beta=2, **ONE)
+    assert (beta.metric, beta.metric_options) == ("f_beta", {"beta": 2})
+
+
+@pytest.mark.parametrize(("metric", "arguments"), [("5*fn + fp", {"maximize": False}), ("error_rate", {})])
+def test_less_may_be_better(metric, arguments):
+    X, y = data()
+    outcome = sl.compare(X, y, metric, **arguments, contestants=["cross_entropy", "boosting_tuned"], folds=3, repeats=1)
+    assert not outcome.maximize
+    means = [e.mean for e in outcome.entries]
+    assert means == sorted(means)
+    base = outcome.entry(outcome.baseline)
+    for entry in outcome.entries:
+        if entry.difference is not None:
+            assert entry.difference.mean == pytest.approx(base.mean - entry.mean)
+    assert outcome.rope == (0.01 if metric == "error_rate" else pytest.approx(0.01 * base.mean))
+
+
+def test_constraints_leave_out_what_cannot_move_and_are_reported():
+    X, y = data(rows=300)
+    outcome = sl.compare(X, y, "recall", subject_to="precision >= 0.5", folds=3, repeats=1, without=["boosting_metric"])
+    assert outcome.subject_to == "precision >= 0.5"
+    assert {"cross_entropy", "class_weighted"}.isdisjoint(e.key for e in outcome.entries)
+    assert any(
+        text.startswith("cross_entropy was left out: cross-entropy at ½ decides at ½") for text in outcome.warnings
+    )
+    for entry in outcome.entries:
+        if entry.failed is None:
+            assert 0 <= entry.constraints[0] <= 1
+            missed = entry.constraints[0] < 0.5
+            said = any(f"for {entry.name}" in text for text in outcome.warnings if text.startswith("precision >="))
+            assert missed == said
+
+
+def test_groups_stay_together_and_silence_the_warning():
+    X, y = data()
+    groups = np.array([f"g{i // 3}" for i in range(150)], object)
+    groups[:2] = None
+    frame = pd.DataFrame(X, columns=list("abcde")).assign(patient_id=np.arange(150) // 3)
+    assert any("pass it as groups" in text for text in sl.compare(frame, y, **ONE).warnings)
+    outcome = sl.compare(frame, y, groups=pd.Series(groups), **ONE)
+    assert not any("groups" in text for text in outcome.warnings)
+
+
+def test_a_weight_of_two_is_a_row_twice_in_scores():
+    X, y = data()
+    weight = np.where(np.arange(150) % 3 == 0, 2.0, 1.0)
+    outcome = sl.compare(X, y, "f1", sample_weight=weight, **ONE)
+    fold = split_rows(outcome.target, "binary", 3, 1, 0)[0]
+    entry = outcome.entry("cross_entropy")
+    here = fold == 1
+    expected = f1_score(y[here], entry.probabilities[here] >= 0.5, sample_weight=weight[here])
+    assert entry.scores[1] == pytest.approx(expected)
+    assert (outcome.weight == weight).all()
+
+
+def test_small_tables_are_repeated_and_seeds_matter():
+    X, y = data(rows=60)
+    outcome = sl.compare(X, y, contestants=[], folds=2)
+    assert (outcome.repeats, len(outcome.entries[0].scores)) == (2, 4)
+    other = sl.compare(X, y, contestants=[], folds=2, seed=1)
+    assert outcome.entries[0].scores != other.entries[0].scores
+
+
+def test_a_class_that_training_rows_lack():
+    X, y = data("multiclass", 90)
+    y = y.astype("<U6")
+    y[5] = "single"
+    outcome = sl.compare(X, y, "accuracy", contestants=["cross_entropy", "boosting_tuned"], folds=3, repeats=1)
+    assert all(e.failed is None for e in outcome.entries)
+    assert outcome.entries[0].probabilities.shape == (90, 4)
+    assert any("class 'single' is missing from 2 of 3 test folds" in text for text in outcome.warnings)
+
+
+def test_a_bar_can_be_shown(capsys):
+    pytest.importorskip("rich")
+    X, y = data(rows=60)
+    sl.compare(X, y, contestants=[], folds=2, repeats=1, progress=True)
+    assert "comparing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"y": np.zeros(60)}, ValueError, r"y has one class only \(0.0\): nothing to decide"),
+        ({"y": np.arange(60)}, ValueError, "y has 60 different values in 60 rows: these are no classes"),
+        ({"y": np.arange(60) / 7}, ValueError, "Unknown label type: continuous"),
+        ({"y": np.r_[1, np.zeros(59)]}, ValueError, "class 1.0 has a single row: held out, none is left to learn from"),
+        ({"y": np.array([None, "a"] * 30, object)}, ValueError, "y must have a label in every row; 30 are missing"),
+        ({"y": [0, 1] * 10}, ValueError, "X and y must have as many rows; X has 60 and y 20"),
+        ({"metric": "f2"}, ValueError, "unknown metric 'f2'"),
+        (
+            {"metric": "auroc"},
+            ValueError,
+            "compare needs a metric that scores decisions, as 'f1' does; 'auroc' scores a",
+        ),
+        ({"metric": "f1", "beta": 2}, TypeError, "metric 'f1' has no option 'beta'"),
+        (
+            {"metric": "cost", "maximize": False, "average": "none"},
+            ValueError,
+            'average="none" gives one for each class',
+        ),
+        ({"maximize": False}, ValueError, "metric 'f1' is always maximised"),
+        ({"subject_to": "precision"}, ValueError, "a constraint is a metric"),
+        ({"task": "multilabel"}, ValueError, "task='multilabel' does not fit y, which is that of a binary task"),
+        ({"pos_label": "x"}, ValueError, "pos_label must be one of the classes"),
+        ({"folds": 1}, ValueError, "folds must be a whole number from 2 up; got 1"),
+        ({"folds": 61}, ValueError, "60 rows cannot be divided into 61 folds"),
+        ({"repeats": 0}, ValueError, "repeats must be a whole number from 1 up; got 0"),
+        ({"seed": -1}, ValueError, "seed must be a whole number from 0 up; got -1"),
+        ({"sample_weight": np.full(60, -1.0)}, ValueError, "sample_weight must be finite, nowhere below 0"),
+        ({"sample_weight": np.ones(3)}, ValueError, r"sample_weight must be one number a row, \(60,\); got \(3,\)"),
+        ({"groups": [1, 2]}, ValueError, r"groups must be one a row, \(60,\); got \(2,\)"),
+        ({"feature_names": ["a"]}, ValueError, "feature_names must be 5 different names, one a column; got 1"),
+        ({"progress": 3}, TypeError, "progress must be a function, True or None; got int"),
+    ],
+)
+def test_bad_input_is_a_sentence(change, error, said):
+    X, y = data(rows=60)
+    arguments = {"y": y, "metric": "f1", "contestants": [], "folds": 2, "repeats": 1, **change}
+    with pytest.raises(error, match=said):
+        sl.compare(X, arguments.pop("y"), arguments.pop("metric"), **arguments)
+
+
+def test_a_named_metric_may_be_told_what_it_is():
+    X, y = data(rows=60)
+    assert sl.compare(X, y, "f1", maximize=True, contestants=[], folds=2, repeats=1).maximize
+    assert not sl.compare(X, y, "error_rate", maximize=False, contestants=[], folds=2, repeats=1).maximize
+    assert not sl.compare(X, y, "error_rate", maximize=True, contestants=[], folds=2, repeats=1).maximize
+
+
+def test_versions_and_seconds_are_recorded():
+    X, y = data(rows=60)
+    outcome = sl.compare(X, y, contestants=["boosting_tuned"], folds=2, repeats=1)
+    assert {"python", "stepless", "torch", "numpy", "scikit-learn", "lightgbm"} <= set(outcome.versions)
+    assert outcome.seconds > 0
+    assert math.isfinite(outcome.entries[0].fit_seconds)

@@ -1,0 +1,147 @@
+"""Comparisons and models in a real tracking store: what was logged is what comes back, and it decides alike."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn.datasets import make_classification, make_multilabel_classification
+
+import stepless as sl
+
+from .outcomes import make
+
+mlflow = pytest.importorskip("mlflow")
+pd = pytest.importorskip("pandas")
+
+from stepless.integrations import mlflow as logging  # noqa: E402
+from stepless.outcome import Outcome  # noqa: E402
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri((tmp_path / "runs").as_uri())
+    yield mlflow.MlflowClient()
+    mlflow.set_tracking_uri(before)
+
+
+def table(task):
+    if task == "multilabel":
+        X, y = make_multilabel_classification(150, n_features=5, n_classes=3, random_state=0)
+    else:
+        classes = 3 if task == "multiclass" else 2
+        X, y = make_classification(150, 5, n_informative=4, n_redundant=0, n_classes=classes, random_state=0)
+        y = np.array(["a", "b", "c"])[y]
+    return pd.DataFrame(X, columns=[f"column {i}" for i in range(X.shape[1])]), y
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    made = {}
+    for task in ("binary", "multiclass", "multilabel"):
+        X, y = table(task)
+        made[task] = (sl.MetricClassifier("f1", epochs=3, random_state=0).fit(X, y), X)
+    return made
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+def test_a_model_serves_with_its_threshold(store, fitted, task):
+    model, X = fitted[task]
+    info = logging.log_model(model, input_example=X[:5])
+    again = mlflow.pyfunc.load_model(info.model_uri)
+    served = again.predict(X)
+    probabilities, labels = model.predict_proba(X), model.predict(X)
+    assert list(served.index) == list(X.index)
+    if task == "binary":
+        assert list(served) == ["probability", "decision", "label"]
+        positive = probabilities[:, list(model.classes_).index(model.pos_label_)]
+        np.testing.assert_array_equal(served["probability"], positive)
+        np.testing.assert_array_equal(served["decision"], positive >= model.best_threshold_)
+        np.testing.assert_array_equal(served["label"], labels)
+    elif task == "multiclass":
+        np.testing.assert_array_equal(served[["probability.a", "probability.b", "probability.c"]], probabilities)
+        np.testing.assert_array_equal(served["label"], labels)
+        np.testing.assert_array_equal(np.array(["a", "b", "c"])[served["decision"]], labels)
+    else:
+        np.testing.assert_array_equal(served[[f"probability.{i}" for i in range(3)]], probabilities)
+        np.testing.assert_array_equal(served[[f"label.{i}" for i in range(3)]], labels)
+        np.testing.assert_array_equal(served[[f"decision.{i}" for i in range(3)]], labels == 1)
+    assert info.metadata["threshold"] == (
+        model.best_threshold_ if task == "binary" else pytest.approx(list(model.best_threshold_))
+    )
+    assert [column.name for column in again.metadata.signature.inputs] == list(X)
+    assert store.get_run(info.run_id).info.status == "FINISHED"
+
+
+def test_the_folder_of_a_model(store, fitted, tmp_path):
+    model, X = fitted["binary"]
+    model.save(tmp_path / "own")
+    logging.save_model(tmp_path / "own", tmp_path / "served")
+    again = mlflow.pyfunc.load_model(str(tmp_path / "served"))
+    np.testing.assert_array_equal(again.predict(X)["label"], model.predict(X))
+    np.testing.assert_array_equal(again.predict(X[:3].to_numpy())["label"], model.predict(X)[:3])
+    assert not [*(tmp_path / "served").rglob("*.pkl")], "nothing in it can run code"
+    kinds = {member.kind for member in model.model_.members} & {"lightgbm", "xgboost", "catboost"}
+    extras = ",".join(sorted({"mlflow", "sklearn", *kinds}))
+    assert f"stepless[{extras}]=={sl.__version__}" in (tmp_path / "served" / "requirements.txt").read_text()
+    with pytest.raises(ValueError, match="a model decides at its own threshold and takes no parameters; got threshold"):
+        logging.Served(model).predict(X, {"threshold": 0.1})
+
+
+def test_one_line_logs_a_comparison_and_a_model(store, fitted, tmp_path):
+    model, X = fitted["binary"]
+    outcome = make()
+    run = store.get_run(logging.log(outcome, model, name="shipped"))
+    assert run.info.status == "FINISHED"
+    assert mlflow.active_run() is None
+    assert run.data.params["metric"] == "f1"
+    assert run.data.params["winner"] == outcome.winner
+    assert run.data.tags["stepless.verdict"] == outcome.verdict
+    for entry in outcome.entries:
+        assert run.data.metrics[f"{entry.key}/mean"] == pytest.approx(entry.mean)
+        history = store.get_metric_history(run.info.run_id, f"{entry.key}/score")
+        by_step = {
+            measured.step: measured.value for measured in history
+        }  # MLflow notes the last once more, of the model
+        assert [by_step[step] for step in range(len(by_step))] == pytest.approx(entry.scores)
+    assert {file.path for file in store.list_artifacts(run.info.run_id)} >= {"report.html", "comparison.json"}
+    held = mlflow.artifacts.download_artifacts(
+        run_id=run.info.run_id, artifact_path="comparison.json", dst_path=tmp_path
+    )
+    assert json.dumps(Outcome.from_json(held).to_dict()) == json.dumps(outcome.to_dict())
+    again = mlflow.pyfunc.load_model(f"runs:/{run.info.run_id}/shipped")
+    np.testing.assert_array_equal(again.predict(X)["label"], model.predict(X))
+
+
+def test_the_active_run_is_used_and_stays_open(store):
+    with mlflow.start_run() as run:
+        assert logging.log(make("multiclass", contestants=3)) == run.info.run_id
+        assert mlflow.active_run().info.run_id == run.info.run_id
+
+
+def test_a_contestant_that_failed_is_a_tag(store):
+    outcome = make()
+    broken = replace(
+        outcome.entries[-1], failed="it needs lightgbm", scores=(), mean=float("nan"), threshold=None, difference=None
+    )
+    run = store.get_run(logging.log(replace(outcome, entries=(*outcome.entries[:-1], broken))))
+    assert run.data.tags[f"stepless.failed.{broken.key}"] == "it needs lightgbm"
+    assert f"{broken.key}/mean" not in run.data.metrics
+
+
+def test_what_is_no_model_says_so(store, tmp_path):
+    with pytest.raises(TypeError, match="model must be a fitted MetricClassifier or MetricBooster, or the folder of a"):
+        logging.log_model(sl.MetricClassifier())
+    with pytest.raises(sl.ModelFileError):
+        logging.log_model(tmp_path / "nothing")
+    assert not store.search_runs(["0"]), "nothing was logged"
+
+
+def test_without_mlflow_the_fix_is_named():
+    code = "import sys; sys.modules['mlflow'] = None\nimport stepless.integrations.mlflow"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert 'stepless.integrations.mlflow needs MLflow and pandas: pip install "stepless[mlflow]"' in done.stderr

@@ -1,0 +1,226 @@
+"""The Trainer of transformers trains tiny models on a metric; in two real processes the gradient is that of one."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from torch.utils.data import Dataset
+
+import stepless as sl
+from stepless.integrations.transformers import TrainerLoss
+
+from . import ranks
+
+ROWS, TOKENS, WORDS = 32, 6, 12
+#: Task, settings of the loss, and how many scores the head has.
+HEADS = {
+    "one score": ("binary", "f1", 1),
+    "two scores": ("binary", "f1", 2),
+    "multiclass": ("multiclass", "mcc", 3),
+    "multilabel": ("multilabel", "f1", 3),
+    "tokens": ("multiclass", "f1", 3),
+    "ranking": ("binary", "auroc", 1),
+}
+
+
+class Sentences(Dataset):
+    """Words drawn at random; what they are labelled by can be read off single words."""
+
+    def __init__(self, head, rows=ROWS):
+        generator = torch.Generator().manual_seed(0)
+        self.words = torch.randint(3, WORDS, (rows, TOKENS), generator=generator)
+        first = self.words[:, 0] % 3
+        self.labels = {
+            "multiclass": first,
+            "multilabel": torch.stack([(self.words == word).any(1) for word in (3, 4, 5)], 1).float(),
+            "tokens": torch.where(torch.arange(TOKENS) < 4, self.words % 3, -100),
+        }.get(head, (first == 0).float() if HEADS[head][2] == 1 else (first == 0).long())
+
+    def __len__(self):
+        return len(self.words)
+
+    def __getitem__(self, i):
+        return {"input_ids": self.words[i], "labels": self.labels[i]}
+
+
+def make_model(head):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=TOKENS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        num_labels=HEADS[head][2],
+    )  # fmt: skip
+    kind = transformers.BertForTokenClassification if head == "tokens" else transformers.BertForSequenceClassification
+    return kind(config)
+
+
+def make_trainer(head, folder, loss_settings=(), per_micro_batch=False, **settings):
+    task, metric, _ = HEADS[head]
+    loss = TrainerLoss(sl.MetricLoss(metric, task=task, **dict(loss_settings)), per_micro_batch=per_micro_batch)
+    given = {"max_steps": 3, "per_device_train_batch_size": 16, "learning_rate": 0.1, "optim": "sgd", **settings}
+    args = transformers.TrainingArguments(
+        output_dir=str(folder), use_cpu=True, report_to=[], save_strategy="no", lr_scheduler_type="constant",
+        max_grad_norm=0.0, disable_tqdm=True, logging_steps=1, dataloader_pin_memory=False, seed=0, **given,
+    )  # fmt: skip
+    return transformers.Trainer(
+        make_model(head), args, train_dataset=Sentences(head), eval_dataset=Sentences(head), compute_loss_func=loss,
+        compute_metrics=loss.compute_metrics, callbacks=[loss],
+    )  # fmt: skip
+
+
+def in_order(trainer):
+    """Rows in their order, so that every way of sharing them out sees the same batches."""
+    trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(trainer.train_dataset)
+    return trainer
+
+
+def scores_of(model, head, words, labels):
+    logits = model(input_ids=words).logits
+    if head == "two scores":
+        return logits[:, 1] - logits[:, 0], labels
+    return (logits.mT if head == "tokens" else logits), labels
+
+
+def by_hand(head, steps=3, batch=16, parts=1):
+    """The weights and losses that plain torch finds; with parts, the mean of the losses of parts of a batch."""
+    task, metric, _ = HEADS[head]
+    model, loss_fn, rows, losses = make_model(head), sl.MetricLoss(metric, task=task), Sentences(head), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = torch.arange(ROWS).split(batch) * steps
+    for chosen in batches[:steps]:
+        optimizer.zero_grad()
+        loss = sum(loss_fn(*scores_of(model, head, rows.words[i], rows.labels[i])) for i in chosen.chunk(parts)) / parts
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return flat(model), losses
+
+
+def flat(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def logged(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_trains_as_by_hand(head, tmp_path):
+    trainer = in_order(make_trainer(head, tmp_path))
+    trainer.train()
+    weights, losses = by_hand(head)
+    torch.testing.assert_close(flat(trainer.model), weights, rtol=1e-4, atol=1e-6)
+    assert logged(trainer) == pytest.approx(losses, abs=1e-4)
+    metrics, rows = trainer.evaluate(), Sentences(head)
+    with torch.no_grad():
+        expected = trainer.compute_loss_func.loss_fn.score(
+            *scores_of(trainer.model.eval(), head, rows.words, rows.labels)
+        )
+    assert metrics[f"eval_{HEADS[head][1]}"] == pytest.approx(expected.item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("head", ["two scores", "multiclass"])
+def test_it_learns(head, tmp_path):
+    trainer = make_trainer(head, tmp_path, max_steps=60, learning_rate=0.03, optim="adamw_torch")
+    trainer.train()
+    assert trainer.evaluate()[f"eval_{HEADS[head][1]}"] > 0.9
+
+
+def test_the_schedule_advances_and_evaluation_leaves_no_trace(tmp_path):
+    loss_settings = {"schedule": sl.Schedule(blend=(1.0, 0.0)), "memory": sl.Memory(4)}
+    trainer = make_trainer("two scores", tmp_path, loss_settings, max_steps=4, eval_strategy="steps", eval_steps=1)
+    loss_fn, seen = trainer.compute_loss_func.loss_fn, []
+    loss_fn.register_forward_hook(lambda loss_fn, *_: seen.append((loss_fn.training, float(loss_fn.progress))))
+    trainer.train()
+    assert [progress for training, progress in seen if training] == pytest.approx([0, 0.25, 0.5, 0.75])
+    assert not all(training for training, _ in seen)
+    before = loss_fn.remembered.clone()
+    trainer.evaluate()
+    assert torch.equal(before, loss_fn.remembered)
+
+
+def test_accumulation_is_refused_or_the_mean(tmp_path):
+    with pytest.raises(ValueError, match=r"gradient_accumulation_steps=2: the Trainer runs micro-batches apart, .*"):
+        make_trainer("two scores", tmp_path, gradient_accumulation_steps=2).train()
+    trainer = in_order(
+        make_trainer(
+            "two scores", tmp_path, per_micro_batch=True, gradient_accumulation_steps=2, per_device_train_batch_size=8
+        )
+    )
+    trainer.train()
+    weights, losses = by_hand("two scores", parts=2)
+    torch.testing.assert_close(flat(trainer.model), weights, rtol=1e-4, atol=1e-6)
+    assert logged(trainer) == pytest.approx(losses, abs=1e-4)
+
+
+def test_errors(tmp_path):
+    trainer = make_trainer("two scores", tmp_path)
+    loss = TrainerLoss(sl.MetricLoss("f1"))
+    trainer = transformers.Trainer(
+        make_model("two scores"), trainer.args, train_dataset=Sentences("two scores"), compute_loss_func=loss
+    )
+    with pytest.raises(
+        RuntimeError, match=r"pass it as a callback as well: Trainer\(compute_loss_func=loss, callbacks"
+    ):
+        trainer.train()
+    with pytest.raises(ValueError, match='name the column "labels"'):
+        loss((torch.zeros(3),), None)
+    with pytest.raises(TypeError, match=r"loss_fn must be a stepless\.MetricLoss; got 'f1'"):
+        TrainerLoss("f1")
+
+
+@contextlib.contextmanager
+def as_torchrun(rank, world):
+    """What torchrun sets; the processes live on, so it is taken back."""
+    from accelerate.state import AcceleratorState, PartialState
+
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    os.environ.update({name: str(value) for name, value in names.items()})
+    try:
+        yield
+    finally:
+        for name in names:
+            os.environ.pop(name)
+        AcceleratorState._reset_state(reset_partial_state=True)
+        PartialState._reset_state()
+
+
+def train_rank(rank, world, head, folder, settings):
+    with as_torchrun(rank, world):
+        # ranks take batches in turn: with 8 rows each, two of them are one batch of 16
+        trainer = in_order(make_trainer(head, folder, per_device_train_batch_size=16 // world, **settings))
+        trainer.train()
+        assert trainer.args.world_size == world
+        return flat(trainer.accelerator.unwrap_model(trainer.model)), logged(trainer), trainer.evaluate()
+
+
+@pytest.mark.parametrize(
+    ("head", "average"),
+    [
+        ("one score", True),
+        ("one score", False),
+        ("tokens", True),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in (("multiclass", True), ("multilabel", True))),
+    ],
+)
+def test_two_processes_are_one(head, average, tmp_path):
+    weights, losses = by_hand(head)
+    settings = {"average_tokens_across_devices": average}
+    alone = in_order(make_trainer(head, tmp_path))
+    alone.train()
+    expected = alone.evaluate()[f"eval_{HEADS[head][1]}"]
+    for theirs, shown, metrics in ranks.run(train_rank, 2, 2, head, str(tmp_path), settings):
+        torch.testing.assert_close(theirs, weights, rtol=1e-4, atol=1e-6)
+        assert metrics[f"eval_{HEADS[head][1]}"] == pytest.approx(expected, abs=1e-6)
+        if shown:  # the main process logs
+            assert shown == pytest.approx(losses, abs=1e-4)
+
+
+def test_missing():
+    code = "import sys; sys.modules['transformers'] = None; import stepless.integrations.transformers"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert 'TrainerLoss needs transformers: pip install "stepless[transformers]"' in done.stderr

@@ -1,0 +1,291 @@
+"""Tables from files: what columns are taken for, and sentences that name the place of what is wrong."""
+
+import bz2
+import gzip
+import io
+import lzma
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepless.table_cells import Guess, numbers, words
+from stepless.table_files import Rows, Source, TableError
+from stepless.tables import load_table, read_chunks
+
+TEXT = """age,city,joined,code,member
+31,Ulm,2024-02-01,007,true
+,Köln,2024-03-01,012,false
+4e1, NA ,2024-03-02,100,true
+"""
+
+
+def write(folder, text, name="data.csv"):
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return Source(str(path))
+
+
+def load(folder, text, name="data.csv", **options):
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return load_table(Source(str(path), **options))
+
+
+def complaint(folder, text, name="data.csv", **options):
+    with pytest.raises(TableError) as caught:
+        load(folder, text, name, **options)
+    return str(caught.value).replace(str(folder) + "/", "")
+
+
+def test_columns_are_what_all_of_their_rows_say(tmp_path):
+    table = load(tmp_path, TEXT)
+    assert {name: table.kind(name) for name in table.names} == {
+        "age": "number", "city": "category", "joined": "category", "code": "category", "member": "number",
+    }  # fmt: skip
+    np.testing.assert_array_equal(table.columns["age"], [31, np.nan, 40])
+    assert table.columns["city"].tolist() == ["Ulm", "Köln", None]
+    assert table.columns["code"].tolist() == ["007", "012", "100"]
+    assert table.columns["member"].tolist() == [1, 0, 1]
+
+
+def test_one_word_in_the_last_row_makes_a_category_and_that_is_said(tmp_path):
+    rows = "".join(f"{i}\n" for i in range(40_000))
+    table = load(tmp_path, f"x\n{rows}many\n")
+    (column,) = table.describe()
+    assert column.kind == "category"
+    assert column.note == "holds numbers, and 'many' in row 40001; so it is taken as categories"
+    assert table.columns["x"][:2].tolist() == ["0", "1"]
+
+
+def test_notes_say_what_is_worth_knowing(tmp_path):
+    rows = "".join(f"{i},2024-01-{i % 28 + 1:02d},,same,k{i}\n" for i in range(60))
+    notes = {column.name: column.note for column in load(tmp_path, f"id,day,none,one,name\n{rows}").describe()}
+    assert notes["id"] == notes["name"] == "differs in every row; if it only names the rows, drop it"
+    assert notes["day"].startswith("dates, taken as categories")
+    assert notes["none"] == "nothing but missing values"
+    assert notes["one"] == "the same in every row"
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, lambda data: data])
+def test_compression_is_told_by_the_bytes(tmp_path, pack):
+    assert load(tmp_path, pack(TEXT.encode())).rows == 3
+
+
+def test_zstandard(tmp_path):
+    sink = io.BytesIO()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(TEXT.encode())
+        stream.flush()
+        packed = sink.getvalue()
+    with pa.CompressedOutputStream(str(tmp_path / "whole.zst"), "zstd") as stream:
+        stream.write(TEXT.encode())
+    assert packed.startswith(b"\x28\xb5\x2f\xfd")
+    assert load_table(Source(str(tmp_path / "whole.zst"))).rows == 3
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
+def test_delimiters_are_found(tmp_path, mark):
+    text = f'a{mark}b{mark}c\n1{mark}"x, y; z|"{mark}3\n2{mark}q{mark}4\n'
+    table = load(tmp_path, text, "data.txt")
+    assert table.names == ["a", "b", "c"]
+    assert table.columns["b"][0] == "x, y; z|"
+
+
+def test_a_semicolon_brings_decimal_commas(tmp_path):
+    table = load(tmp_path, "a;b\n1,5;x\n-2;y\n3.25;z\n")
+    assert table.columns["a"].tolist() == [1.5, -2.0, 3.25]
+
+
+def test_delimiters_and_encodings_can_be_named(tmp_path):
+    assert load(tmp_path, "a:b\n1:2\n", delimiter=":").names == ["a", "b"]
+    assert load(tmp_path, "a,b\né,2\n".encode("latin-1"), encoding="latin-1").columns["a"][0] == "é"
+    assert load(tmp_path, "a,b\né,2\n".encode("utf-16")).columns["a"][0] == "é"
+    assert load(tmp_path, "\ufeffa,b\né,2\n").names == ["a", "b"]
+    with pytest.raises(TableError, match="one character"):
+        Source("x", delimiter="::")
+    with pytest.raises(TableError, match="'klingon' is no encoding"):
+        Source("x", encoding="klingon")
+
+
+def test_line_ends_blank_lines_and_quotes(tmp_path):
+    for end in ("\n", "\r\n", "\r"):
+        table = load(tmp_path, f'a,b{end}1,"two{end}lines, and ""quotes"""{end}{end}2,x{end}{end}')
+        assert table.rows == 2
+        assert table.columns["b"][0].replace(end, "|") == 'two|lines, and "quotes"'
+    np.testing.assert_array_equal(load(tmp_path, "a\n1\n\n2\n\n\n").columns["a"], [1, np.nan, 2])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "data.csv is empty."),
+        ("\n\n", "data.csv is empty."),
+        ("a,b\n", "data.csv has a header and no rows."),
+        ("a,b\n1,2\n3\n", "data.csv, row 2 (line 3) has one value, and the header names 2 columns."),
+        (
+            "a,b\n1,2\n3,4,5\n",
+            "data.csv, row 2 (line 3) has 3 values, and the header names 2 columns. If a value holds a ',', put it in"
+            " double quotes.",
+        ),
+        (
+            b"a,b\n1,caf\xe9\n",
+            "data.csv, row 1 (line 2), column 'b' holds a byte (0xe9) that is no UTF-8. Save it as UTF-8, or name its"
+            " encoding, as in --encoding latin-1.",
+        ),
+        (
+            "a,b\n1,x\0y\n",
+            "data.csv, row 1 (line 2), column 'b' holds a NUL byte. Remove it, or save the table as text anew.",
+        ),
+        ("a,b,a\n1,2,3\n", "data.csv: columns 1 and 3 are named 'a' alike; every column needs a name of its own."),
+        ('a,b\n1,"x\n2,y\n', "data.csv, row 1 (line 3): a double quote is opened and never closed."),
+        (
+            'a,b\n1,"x"y\n',
+            "data.csv, row 1 (line 2) has text right after a closing quote. A quote inside of quotes is written twice.",
+        ),
+        (
+            "1,2.5\n3,4\n",
+            "data.csv must begin with a line that names the columns; its first line is numbers (1, 2.5).",
+        ),
+        ("a,b\n1,2\ninf,3\n", "data.csv, row 2, column 'a' holds 'inf', which is no finite number."),
+        ("a,b\n1,2\n1e999,3\n", "data.csv, row 2, column 'a' holds '1e999', which is no finite number."),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, text, sentence):
+    assert complaint(tmp_path, text) == sentence
+
+
+def test_damaged_and_absent_files(tmp_path):
+    assert "is damaged or cut short" in complaint(tmp_path, gzip.compress(TEXT.encode() * 1000)[:60])
+    assert "is damaged or cut short" in complaint(tmp_path, b"PAR1 and no more")
+    write(tmp_path, TEXT)
+    with pytest.raises(TableError, match=r"dat.csv does not exist. Did you mean 'data.csv'\?"):
+        load_table(Source(str(tmp_path / "dat.csv")))
+    with pytest.raises(TableError, match="is a folder"):
+        load_table(Source(str(tmp_path)))
+
+
+def test_parquet(tmp_path):
+    import datetime
+
+    table = pa.table(
+        {
+            "n": pa.array([1, None, 3]),
+            "t": pa.array(["x", None, "z"]).dictionary_encode(),
+            "b": [True, False, None],
+            "d": [datetime.date(2024, 1, 1)] * 3,
+            "e": pa.nulls(3),
+        }
+    )
+    pq.write_table(table, tmp_path / "data.parquet")
+    loaded = load_table(Source(str(tmp_path / "data.parquet")))
+    np.testing.assert_array_equal(loaded.columns["n"], [1, np.nan, 3])
+    assert loaded.columns["t"].tolist() == ["x", None, "z"]
+    assert loaded.columns["d"][0] == "2024-01-01"
+    assert np.isnan(loaded.columns["e"]).all()
+    np.testing.assert_array_equal(loaded.columns["b"], [1, 0, np.nan])
+    pq.write_table(pa.table({"l": [[1], [2]]}), tmp_path / "nested.parquet")
+    with pytest.raises(TableError, match=r"column 'l' holds list<.*>; a table has numbers and text"):
+        load_table(Source(str(tmp_path / "nested.parquet")))
+    pq.write_table(pa.table({"x": [1.0, float("inf")]}), tmp_path / "inf.parquet")
+    with pytest.raises(TableError, match="row 2, column 'x' holds an infinite value"):
+        load_table(Source(str(tmp_path / "inf.parquet")))
+
+
+def test_chunks_read_what_they_are_told_in_any_order(tmp_path):
+    source = write(tmp_path, "z,b,a\nq,1,x\nr,,\n")
+    (chunk,) = read_chunks(source, {"a": "category", "b": "number"}, ["z"])
+    assert chunk.table.names == ("a", "b")
+    assert chunk.table.column(0).tolist() == ["x", None]
+    np.testing.assert_array_equal(chunk.table.column(1), [1, np.nan])
+    assert chunk.kept == {"z": ["q", "r"]}
+    with pytest.raises(TableError, match=r"row 1, column 'a' holds 'x', which is no number\."):
+        list(read_chunks(source, {"a": "number"}))
+    with pytest.raises(TableError, match=r"has no column 'c'\. The columns are 'z', 'b', 'a'\."):
+        list(read_chunks(source, {"c": "number"}))
+    with pytest.raises(TableError, match=r"lacks 2 of the columns that are needed: 'c', 'd'\."):
+        list(read_chunks(source, {"c": "number", "a": "category", "d": "number"}))
+
+
+def test_chunks_of_parquet_are_what_the_model_takes(tmp_path):
+    pq.write_table(pa.table({"n": ["1.5", None], "c": [2, 3]}), tmp_path / "x.parquet")
+    (chunk,) = read_chunks(Source(str(tmp_path / "x.parquet")), {"n": "number", "c": "category"}, ["c"])
+    np.testing.assert_array_equal(chunk.table.column(0), [1.5, np.nan])
+    assert chunk.table.column(1).tolist() == ["2", "3"]
+
+
+def test_standard_input_is_read_twice(tmp_path):
+    program = "from stepless.tables import *; print(load_table(Source('-')).columns)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=gzip.compress(b"a,b\n1,x\n2,y\n"), capture_output=True, check=True
+    )
+    assert b"array([1., 2.])" in done.stdout
+    program = "from stepless.tables import *; print(list(read_chunks(Source('-', once=True), {'a': 'number'})))"
+    done = subprocess.run([sys.executable, "-c", program], input=b"a,b\n1,x\n", capture_output=True, check=True)
+    assert b"array([1.])" in done.stdout
+
+
+def test_a_chunk_holds_few_rows_of_a_wide_table(tmp_path):
+    names = ",".join(f"c{i}" for i in range(10_000))
+    row = ",".join(["1"] * 10_000)
+    source = write(tmp_path, names + "\n" + (row + "\n") * 120)
+    chunks = list(read_chunks(source, {"c0": "number", "c9999": "number"}))
+    assert [chunk.table.rows for chunk in chunks] == [52, 52, 16]
+    assert load_table(source).rows == 120
+
+
+cells = st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False).map(repr), st.integers(-(10**30), 10**30).map(str),
+    st.sampled_from(["", "NA", "?", "nan", "-", "null", " 7 "]),
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.lists(cells, min_size=1))
+def test_numbers_are_read_as_python_reads_them(texts):
+    read = numbers(texts)
+    for text, value in zip(texts, read, strict=True):
+        try:
+            expected = float(text)
+        except ValueError:
+            expected = float("nan")
+        assert value == expected or (np.isnan(value) and np.isnan(expected))
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), min_size=1), st.integers(1, 4))
+def test_a_column_is_the_same_however_it_is_cut(texts, size):
+    def guess(size):
+        made = Guess()
+        for start in range(0, len(texts), size):
+            try:
+                made.look(texts[start : start + size], start + 1)
+            except ValueError:
+                return "infinite"
+        return made.kind
+
+    assert guess(len(texts)) == guess(size) or "infinite" in (guess(size), guess(len(texts)))
+    assert len(words(texts)) == len(texts)
+
+
+texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.lists(texts, min_size=3, max_size=3), min_size=1, max_size=8))
+def test_what_csv_writes_is_read_back(tmp_path_factory, rows):
+    import csv
+
+    path = tmp_path_factory.mktemp("t") / "data.csv"
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["a", "b", "c"])
+        writer.writerows(rows)
+    read = [row for _, chunk in Rows(Source(str(path), delimiter=",")).chunks(3) for row in chunk]
+    # spaces after a delimiter are left out, which a quoted value keeps
+    assert [[cell.strip() for cell in row] for row in read] == [[cell.strip() for cell in row] for row in rows]
