@@ -52,7 +52,7 @@ napoleon_custom_sections = ["Shape", "Source"]
 maximum_signature_line_length = 90
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
-copybutton_exclude = ".linenos, .gp, .go"
+copybutton_exclude = ".linenos, .gp"  # a console line without a prompt is a command
 
 sphinx_gallery_conf = {
     "examples_dirs": "gallery_src",
@@ -68,6 +68,7 @@ sphinx_gallery_conf = {
     "remove_config_comments": True,
     "reset_modules": ("matplotlib", "plot_style.reset"),
     "plot_gallery": "True",
+    "thumbnail_size": (640, 400),
     "capture_repr": ("_repr_html_",),
 }
 

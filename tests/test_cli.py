@@ -202,7 +202,7 @@ def test_version_and_the_names_of_contestants():
         ("compare data.csv --target y --metric f2", "unknown metric 'f2'; did you mean"),
         ("compare data.csv --target y --metric auroc", "auroc scores how rows are ranked"),
         ("compare data.csv --target y --metric f1 --minimize", "--minimize is for formulas; f1 knows whether more or"),
-        ("compare data.csv --target age", "has 54 different values in 120 rows: it is a quantity or a name"),
+        ("compare data.csv --target age", "has 51 different values in 120 rows: it is a quantity or a name"),
         ("compare data.csv --target city --positive Ulm", "--positive is for two classes; data.csv, column 'city' has"),
         ("tune scores.csv --target y --metric auroc", "auroc scores how rows are ranked"),
         ("compare data.csv --target y --metric 'tp +'", "tp +."),

@@ -32,7 +32,9 @@ def record(name, half="development", **scores):
 
 def test_the_page_is_that_of_the_results(contest):
     page = contest["page"]
-    assert page.render(contest["results"].read_all()) == page.PAGE.read_text(encoding="utf-8")
+    records, readme = contest["results"].read_all(), page.README.read_text(encoding="utf-8")
+    assert page.render(records) == page.PAGE.read_text(encoding="utf-8")
+    assert page.with_table(readme, records) == readme
 
 
 def test_every_result_is_of_a_set_in_its_half(contest):
@@ -45,9 +47,13 @@ def test_every_result_is_of_a_set_in_its_half(contest):
 
 def test_ranks_and_wins(contest):
     records = [record("a", x=[0.2, 0.4], y=[0.3, 0.3]), record("b", x=[0.5, 0.5], y=[0.6, 0.6]),
-               record("c", x=[0.9, 0.9], y=[0.1, 0.1]), record("d", x=[0.9, 0.9])]  # fmt: skip
+               record("c", x=[0.9, 0.9], y=[0.1, 0.1])]  # fmt: skip
+    more = [*records * 4, record("d", x=[0.9, 0.9])]
+    assert [r["set"] for r in contest["summary"].standing(more, "F1").records] == ["a", "b", "c"] * 4  # d lacks one
+    slow = [*records, record("d", x=[0.9, 0.9])]  # where a contestant is far behind, it waits
+    assert contest["summary"].behind(slow, ["x", "y"], "F1") == {"y": 3}
+    assert contest["summary"].standing(slow, "F1").names == ["x"]
     found = contest["summary"].standing(records, "F1")
-    assert [r["set"] for r in found.records] == ["a", "b", "c"]  # d lacks a contestant
     assert found.ranks() == {"x": 1.5, "y": 1.5}
     duel = found.duel("x", "y")
     assert (duel.wins, duel.ties, duel.losses, duel.surely) == (1, 1, 1, pytest.approx(0.5))

@@ -32,7 +32,6 @@ HOSTS = {
     "keepachangelog.com",
     "semver.org",
 }
-WITHOUT_BLOCKS = {"about"}
 
 sys.path.insert(0, str(DOCS / "_ext"))
 
@@ -82,12 +81,12 @@ def test_guides_type_no_result():
 @pytest.mark.parametrize("metric", [m for m in sl.METRICS.values() if m.kind != "matrix"], ids=lambda m: m.name)
 def test_printed_formulas_are_those_that_are_computed(metric):
     from metric_facts import value
-    from printed_formulas import printed
+    from printed_formulas import GREEK, printed
 
     tp, fp, fn, tn = 7.0, 2.0, 3.0, 11.0
     cells = {"tp": [tp, tn], "fp": [fp, fn], "fn": [fn, fp], "tn": [tn, tp]}
     counts = cells if metric.kind == "joint" else {name: pair[0] for name, pair in cells.items()}
-    options = {"α": 0.5, "β": 1.0, "p": 0.5, "K": 2.0}  # the defaults, and two classes
+    options = {GREEK[name]: default for name, default in metric.defaults.items() if name in GREEK} | {"K": 2.0}
     term = printed(metric)
     assert term.value({**counts, **options}) == pytest.approx(value(metric, tp, fp, fn, tn), rel=1e-12)
     assert term.mathml().count("<mrow>") == term.mathml().count("</mrow>")

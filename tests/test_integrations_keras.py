@@ -25,7 +25,13 @@ def run(backend, *command):
 
 
 @pytest.mark.parametrize(
-    ("backend", "library"), [("torch", "torch"), ("jax", "jax"), ("numpy", "numpy"), ("tensorflow", "tensorflow")]
+    ("backend", "library"),
+    [
+        ("torch", "torch"),
+        pytest.param("jax", "jax", marks=pytest.mark.full),
+        pytest.param("numpy", "numpy", marks=pytest.mark.full),
+        pytest.param("tensorflow", "tensorflow", marks=pytest.mark.full),
+    ],
 )
 def test_the_loss_is_torchs(backend, library):
     if find_spec(library) is None:

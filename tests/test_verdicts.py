@@ -98,6 +98,6 @@ def test_a_baseline_alone():
     assert verdict(BASE)[1] == f"cannot tell: nothing else took part; {kept}"
     failed = entry("metric", 0.6, failed="no threshold meets precision >= 0.9.")
     assert verdict(BASE, failed)[1] == f"cannot tell: no other contestant could be fitted on every fold; {kept}"
-    broken = entry("metric", 0.9, 0.29)
+    broken, other = entry("metric", 0.9, 0.29), entry("automatic", 0.6, failed="it failed.")
     assert verdict(BASE, broken, broken={"metric"})[1].startswith("cannot tell: no other contestant meets the constr")
-    assert "could be fitted on every fold and meets" in verdict(BASE, broken, failed, broken={"metric"})[1]
+    assert "could be fitted on every fold and meets" in verdict(BASE, broken, other, broken={"metric"})[1]

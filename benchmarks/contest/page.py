@@ -29,6 +29,8 @@ from summary import (
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 PAGE = ROOT / "docs" / "contest.md"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- contest: begin (benchmarks/contest/page.py) -->", "<!-- contest: end -->"
 PICTURES = ROOT / "docs" / "contest"
 CONFIG = json.loads((HERE / "config.json").read_text(encoding="utf-8"))
 HALVES = ("development", "confirmation")
@@ -242,6 +244,30 @@ def _parts(records: Sequence[Record]) -> str:
     return "\n\n".join(tables) or "Not measured so far."
 
 
+def in_short(records: Sequence[Record]) -> str:
+    """The README's table: ours against their rivals, wherever both have finished."""
+    pairs = (("MetricClassifier", TUNED_NET), ("MetricBooster", TUNED_TREES), ("MetricLoss", PLAIN),
+             ("MetricLoss", TUNED_NET))  # fmt: skip
+    rows = []
+    for metric in CLAIMED[:3]:
+        for half in HALVES:
+            row: list[Any] = [metric, half]
+            for one, other in pairs:
+                both = [r for r in halved(records) if r["half"] == half
+                        and all(metric in r["entries"].get(name, {}) for name in (one, other))]  # fmt: skip
+                kept = [{**r, "entries": {name: r["entries"][name] for name in (one, other)}} for r in both]
+                found = standing(kept, metric)
+                row.append("–" if found is None else f"{found.duel(one, other)} of {_sets(len(found.records))}")
+            rows.append(row)
+    return _rows(["metric", "sets", *(f"{one} against {other}: wins/ties/losses" for one, other in pairs)], rows)
+
+
+def with_table(readme: str, records: Sequence[Record]) -> str:
+    """The README with the table between its markers."""
+    head, _, rest = readme.partition(BEGIN)
+    return f"{head}{BEGIN}\n{in_short(records)}\n{END}{rest.partition(END)[2]}"
+
+
 def halved(records: Sequence[Record]) -> list[Record]:
     """The binary sets of the two halves."""
     return [r for r in records if r["task"] == "binary" and r["half"] in HALVES]
@@ -293,6 +319,7 @@ def main() -> None:
 
     records = read_all()
     PAGE.write_text(render(records), encoding="utf-8")
+    README.write_text(with_table(README.read_text(encoding="utf-8"), records), encoding="utf-8")
     draw(records, PICTURES)
 
 

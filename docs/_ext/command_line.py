@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
 import typer.main
 from docutils import nodes
 from docutils.parsers.rst import Directive
@@ -29,15 +28,8 @@ class CommandHelp(Directive):
             section += nodes.paragraph("", " ".join(paragraph.split()))
         items = []
         for parameter in command.params:
-            head = ", ".join(parameter.opts) if parameter.param_type_name == "option" else parameter.name.upper()
-            if (
-                isinstance(parameter, click.Parameter)
-                and not _is_flag(parameter)
-                and parameter.param_type_name == "option"
-            ):
-                head += f" {parameter.type.name.upper()}"
-            term = nodes.term("", "", nodes.literal("", head))
-            said = nodes.definition("", nodes.paragraph("", getattr(parameter, "help", "") or ""))
+            term = nodes.term("", "", nodes.literal("", _head(parameter)))
+            said = nodes.definition("", nodes.paragraph("", f"{parameter.help or ''}{_default(parameter)}"))
             items.append(nodes.definition_list_item("", term, said))
         section += nodes.definition_list("", *items, classes=["options"])
         examples = [line.strip() for line in (command.epilog or "").split("\n\n")[1:]]
@@ -47,8 +39,17 @@ class CommandHelp(Directive):
         return section
 
 
-def _is_flag(parameter: Any) -> bool:
-    return bool(getattr(parameter, "is_flag", False))
+def _head(parameter: Any) -> str:
+    """How it is written: ``FILE``, ``--seed …``, ``--json``."""
+    if parameter.param_type_name != "option":
+        return str(parameter.name).upper()
+    return ", ".join(parameter.opts) + ("" if parameter.is_flag else " …")
+
+
+def _default(parameter: Any) -> str:
+    shown = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
+    plain = isinstance(shown, str | int | float) and not isinstance(shown, bool) and shown != ""
+    return f" By default {shown}." if plain else ""
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -24,7 +24,7 @@ EMPTY: dict[str, tuple[float, float, float, float]] = {
     "no positive decisions": (0, 0, 2, 3),
     "no negative decisions": (2, 3, 0, 0),
 }
-_POSITIVES = torch.tensor([1.0, 1.0, 1.0])
+_ONE_CLASS = {"positives": torch.zeros(3), "negatives": torch.ones(3)}  #: by what is missing
 _SCORES = torch.tensor([-1.0, 0.5, 1.5], dtype=torch.float64)
 
 
@@ -76,24 +76,24 @@ def _divides_by_zero(term: Term, joint: bool, cells: tuple[float, float, float, 
 
 def gradient_notes(metric: Metric) -> list[str]:
     """What the gradient does in the batches that make trouble."""
-    notes = []
-    silent = [
-        name for name, target in (("positives", 0 * _POSITIVES), ("negatives", _POSITIVES)) if _silent(metric, target)
-    ]
-    if silent:
-        notes.append(f"A batch without {' or without '.join(silent)} has no gradient, and teaches nothing.")
-    else:
-        notes.append("A batch without positives, or without negatives, still has a gradient.")
+    loss_fn = sl.MetricLoss(metric)
+    notes = [_silence([kind for kind, target in _ONE_CLASS.items() if _unmoved(loss_fn, target)])]
     if metric.kind != "matrix" and _steep(metric):
         notes.append("Its slope grows without bound where a rate under a root comes to 0; at 0 it is taken as 0.")
     return notes
 
 
-def _silent(metric: Metric, target: torch.Tensor) -> bool:
+def _silence(silent: list[str]) -> str:
+    if silent:
+        return f"A batch without {' or without '.join(silent)} has no gradient, and teaches nothing."
+    return "A batch without positives, or without negatives, still has a gradient."
+
+
+def _unmoved(loss_fn: sl.MetricLoss, target: torch.Tensor) -> bool:
     scores = _SCORES.clone().requires_grad_()
-    sl.MetricLoss(metric)(scores, target.double()).backward()
+    loss_fn(scores, target.double()).backward()
     assert scores.grad is not None
-    assert scores.grad.isfinite().all(), f"{metric.name} has a gradient that is not finite"
+    assert scores.grad.isfinite().all(), f"{loss_fn} has a gradient that is not finite"
     return bool((scores.grad.abs() < 1e-12).all())  # but for rounding
 
 
@@ -106,9 +106,33 @@ def _steep(metric: Metric) -> bool:
     return slope(1e-10) > 100 * slope(1e-4)
 
 
+def ranking_range(name: str, **options: Any) -> tuple[str, str]:
+    """The score of the worst order and that of the best one, of 20 rows in 1,000.
+
+    >>> ranking_range("auroc")
+    ('0', '1')
+    """
+    target = torch.arange(1000) < 20
+    worst, best = (float(sl.score(sign * target.double(), target, name, **options)) for sign in (-1.0, 1.0))
+    return number(worst), number(best)
+
+
 def ranking_at_nothing(name: str, **options: Any) -> list[tuple[str, str]]:
     """The score of a ranking where one class is missing."""
     return [
         (f"no {kind}", number(float(sl.score(_SCORES, target.int(), name, **options))))
-        for kind, target in (("positives", 0 * _POSITIVES), ("negatives", _POSITIVES))
+        for kind, target in _ONE_CLASS.items()
     ]
+
+
+def ranking_gradient_notes(name: str, **options: Any) -> list[str]:
+    """What the gradient of a ranking does in a batch of one class."""
+    loss_fn = sl.MetricLoss(name, **options)
+    silent = [kind for kind, target in _ONE_CLASS.items() if _unmoved(loss_fn, target)]
+    return [_silence(silent), "A pair far apart in the wrong order still pulls." if _pulls(loss_fn) else ""]
+
+
+def _pulls(loss_fn: sl.MetricLoss) -> bool:
+    scores = torch.tensor([-50.0, 50.0, 60.0, 55.0], dtype=torch.float64, requires_grad=True)
+    loss_fn(scores, torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)).backward()
+    return bool(scores.grad is not None and scores.grad[0].abs() > 1e-6)

@@ -9,7 +9,14 @@ from typing import Any
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
-from metric_facts import at_nothing, gradient_notes, ranking_at_nothing, value_range
+from metric_facts import (
+    at_nothing,
+    gradient_notes,
+    ranking_at_nothing,
+    ranking_gradient_notes,
+    ranking_range,
+    value_range,
+)
 from printed_formulas import printed
 from sphinx.application import Sphinx
 
@@ -72,11 +79,13 @@ def _metric(metric: Metric) -> list[nodes.Node]:
 def _ranking(ranking: Ranking) -> list[nodes.Node]:
     needed = {name: value for name, value in NEEDED.items() if name in ranking.defaults}
     zero = "; ".join(f"{value} for {where}" for where, value in ranking_at_nothing(ranking.name, **needed))
+    low, high = ranking_range(ranking.name, **needed)
+    at = "".join(f", at `{name}={value}`" for name, value in needed.items())
     loss = (inspect.getdoc(ranking.surrogate) or "").split("\n\n")
     rows = [
-        ("range", "0 to 1; more is better"),
+        ("range", f"{low} to {high}{at}; more is better"),
         ("at 0/0", f"{zero}."),
-        ("gradient", "The loss of a batch without positives, or without negatives, is 0, and so is its gradient."),
+        ("gradient", " ".join(ranking_gradient_notes(ranking.name, **needed)).strip()),
         ("options", _options(ranking.defaults)),
         ("other names", _aliases(sl.RANKINGS.aliases, ranking.name)),
         ("source", ranking.source),

@@ -74,7 +74,8 @@ trained = {
 
 # %%
 # The line is the boundary at ½, and the shade the probability. For cross-entropy the dashed line is
-# the threshold that is best for F1 on the training rows: the rival, which needs no new loss.
+# the threshold that is best for F1 on the training rows: the rival, which needs no new loss. A step
+# that is flat away from ½ can lose its grip: see the raised cosine.
 
 SHADE = LinearSegmentedColormap.from_list("shade", ["#3f83d100", "#3f83d1c0"])
 fig, axes = plt.subplots(2, 3, sharex=True, sharey=True, figsize=(8, 5.6))

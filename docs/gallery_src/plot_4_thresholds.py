@@ -113,6 +113,7 @@ fig.legend(loc="outside lower center", ncols=4)
 tuned = sl.tune_threshold(probability, target, "recall", subject_to="precision >= 0.7")
 low, high = tuned.interval(100).threshold
 ax = sl.plots.plot_tuning(tuned)
+plt.setp(ax.patches, alpha=0.2)  # grey on a dark page too
 ax.axvspan(low, high, color="#e0742f", alpha=0.15, linewidth=0)
 ax.set_title("recall subject to precision ≥ 0.7")
 print(

@@ -22,15 +22,22 @@ app = typer.Typer(
 )
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version  # noqa: PLC0415 - of use here alone
+
+        print(f"stepless {version('stepless')}")
+        raise typer.Exit
+
+
 @app.callback()
 def _before(
-    version: Annotated[bool, typer.Option("--version", help="Say which version this is, and exit.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is, and exit."),
+    ] = False,
 ) -> None:
-    if version:
-        from importlib.metadata import version as installed  # noqa: PLC0415 - of use here alone
-
-        print(f"stepless {installed('stepless')}")
-        raise typer.Exit
+    pass
 
 
 #: Here as text, since those who know them take a while to load.

@@ -214,7 +214,7 @@ def _curves(outcome: Outcome, entries: list[Entry], unit: int) -> dict[str, Any]
     found = []
     for entry in entries:
         swept = sweep(unit_scores(entry.probabilities, unit), target, outcome.weight)
-        fpr, recall = (score_counts(METRICS[name], swept.counts) for name in ("fpr", "recall"))
+        fpr, recall = score_counts(METRICS["fpr"], swept.counts), score_counts(METRICS["recall"], swept.counts)
         precision = score_counts(METRICS["precision"].bind(zero_division=1.0), swept.counts)
         first = np.minimum(np.searchsorted(recall, np.maximum(recalls, 1e-12)), len(recall) - 1)
         found.append(

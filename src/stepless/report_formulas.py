@@ -80,16 +80,20 @@ def trace(metric: Metric, classes: int = 1, task: Task = "binary", average: Aver
     return Formula(tuple(tape.lines(result.index)), str(result))
 
 
+#: Options that say what errors cost.
+_PRICES = {"costs", "threshold_probability"}
+
+
 def is_priced(metric: Metric) -> bool:
     """Whether the metric's value depends on what errors cost, and nobody has said what they do."""
-    return metric.name in ("cost", "net_benefit") and METRICS[metric.name] == metric
+    return bool(_PRICES & set(metric.defaults)) and METRICS.get(metric.name) == metric
 
 
 def _priced(metric: Metric, tape: Tape) -> Metric:
     if not is_priced(metric):
         return metric
     alarm, miss = tape.write("p[0]", []), tape.write("p[1]", [])
-    if metric.name == "cost":
+    if "costs" in metric.defaults:
         return metric.bind(costs=((0.0, alarm), (miss, 0.0)))
     share = np.array([_Share(tape, (alarm / (alarm + miss)).index)])  # an array, to be multiplied with arrays
     return replace(metric, options=(("threshold_probability", share),))
