@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from data import data_folder, leaking, manifest  # noqa: E402
+from data import data_folder, leaking, manifest, read_table  # noqa: E402
 
 from stepless.outcome import Outcome  # noqa: E402
 
@@ -30,12 +30,24 @@ SETS = (
 )  # fmt: skip
 
 
-def command(name: str, jobs: int, out: Path) -> list[str]:
+def labelled(name: str, scratch: Path) -> Path:
+    """The file of a set; where rows have no class, which the command refuses to guess, a copy without them."""
+    row = manifest().loc[name]
+    path = data_folder() / row["file"]
+    table = read_table(path)
+    if not table[row["target"]].isna().any():
+        return path
+    copy = scratch / f"{name}.csv"
+    table.dropna(subset=[row["target"]]).to_csv(copy, index=False)
+    return copy
+
+
+def command(name: str, path: Path, jobs: int, out: Path) -> list[str]:
     """The command for a set; columns that leak the target, and those that are no features, are dropped."""
     row = manifest().loc[name]
     drop = leaking(row)
     words = [
-        sys.executable, "-m", "stepless", "compare", str(data_folder() / row["file"]), "--target", str(row["target"]),
+        sys.executable, "-m", "stepless", "compare", str(path), "--target", str(row["target"]),
         "--metric", METRIC, "--seed", str(SEED), "--jobs", str(jobs), "--out", str(out), "--json",
     ]  # fmt: skip
     return [*words, *(["--drop", ",".join(drop)] if drop else [])]
@@ -70,7 +82,7 @@ def main() -> None:
     for name in options.sets:
         with tempfile.TemporaryDirectory() as scratch:
             out = (options.cells or Path(scratch)) / name
-            words = command(name, options.jobs, out)
+            words = command(name, labelled(name, Path(scratch)), options.jobs, out)
             done = subprocess.run(
                 words + ["--resume"] * (out / "run.json").exists(), stdout=subprocess.PIPE, check=False
             )
