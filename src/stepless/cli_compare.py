@@ -128,7 +128,8 @@ def run_demo(plan: Plan, *, seed: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_demo(file)
     asked = Asked(str(file), "malignant", seed=seed)
-    run_compare(asked, Plan(**{**plan.__dict__, "out": str(folder)}))
+    # once through the folds: a first answer should come before the newcomer has lost patience
+    run_compare(asked, Plan(**{**plan.__dict__, "out": str(folder), "repeats": plan.repeats or 1}))
 
 
 def _check_folder(folder: Path, asked: Asked | None, *, resume: bool) -> None:
