@@ -122,8 +122,12 @@ def test_one_class_alone(metric, rate, task):
         agree(sl.MetricLoss(metric, task=task), scores * saturated, target)
 
 
+# in steps of a millionth: counts of 1e-300 are nobody's, and their roots and quotients are rounding alone
+_SCORE, _SHARE = (st.floats(*ends).map(lambda value: round(value, 6)) for ends in ((-8, 8), (0, 1)))
+
+
 @given(
-    st.lists(st.tuples(st.floats(-8, 8), st.floats(0, 1)), min_size=1, max_size=30),
+    st.lists(st.tuples(_SCORE, _SHARE), min_size=1, max_size=30),
     st.sampled_from(["f1", "mcc", "p4", "g_mean", "npv", "cohen_kappa"]),
     st.sampled_from(SMOOTH),
     st.floats(0.05, 0.95),
