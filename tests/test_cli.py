@@ -27,7 +27,11 @@ EXAMPLES = [
     line for command in COMMANDS.values() for line in command.epilog.split("\n\n") if line.startswith("stepless ")
 ]
 #: What takes the time of a real comparison.
-SLOW = {"stepless demo", "stepless compare data.csv --target y --metric f1"}
+SLOW = {
+    "stepless demo",
+    "stepless compare data.csv --target y --metric f1",
+    'stepless compare data.csv --target y --metric recall --subject-to "precision >= 0.5" --only metric --repeats 1',
+}
 
 
 @pytest.fixture(scope="module")
@@ -314,10 +318,8 @@ def table_of(result):
     return [{k: v for k, v in row.items() if k != "fit_seconds"} for row in json.loads(result.stdout)["table"]]
 
 
-@pytest.mark.parametrize(
-    ("how", "jobs"), [("SIGINT", 1), pytest.param("SIGINT", 2, marks=pytest.mark.full),
-                      pytest.param("SIGKILL", 2, marks=pytest.mark.full)],
-)  # fmt: skip
+@pytest.mark.parametrize(("how", "jobs"), [("SIGINT", 1), ("SIGINT", 2), ("SIGKILL", 2)])
+@pytest.mark.full
 def test_a_stopped_run_goes_on_to_the_same_table(how, jobs):
     line = "compare data.csv --target y --drop id --only metric,cross_entropy --folds 3 --repeats 2"
     folder = f"stopped-{how}-{jobs}"
