@@ -13,7 +13,7 @@ def quick(monkeypatch):
     for key, fit in list(FITS.items()):
         few = {"n_estimators": 10, "n_members": 3} if "boosting" in key else {"epochs": 4, "n_members": 3}
         build = lambda aim, fit=fit, few=few: fit.build(aim).set_params(**few)  # noqa: E731 - one a turn
-        monkeypatch.setitem(FITS, key, Fit(build, fit.prepare, fit.cost))
+        monkeypatch.setitem(FITS, key, Fit(build, fit.method, fit.cost))
 
 
 def data(task="binary", rows=150, seed=0):

@@ -4,6 +4,7 @@ An interpreter that has imported torch is kept for the next run, because startin
 process group is new in every run. Where a rank fails, all interpreters are ended, and the next run starts new ones.
 """
 
+import contextlib
 import datetime
 import multiprocessing as mp
 import os
@@ -71,3 +72,15 @@ def _serve(connection):
         finally:
             dist.destroy_process_group()
         connection.send(answer)
+
+
+@contextlib.contextmanager
+def as_torchrun(rank, world, **more):
+    """What torchrun sets, and what else a launcher does; the processes live on, so it is taken back."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, **more}
+    os.environ.update({name: str(value) for name, value in names.items()})
+    try:
+        yield
+    finally:
+        for name in names:
+            os.environ.pop(name)

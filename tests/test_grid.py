@@ -71,7 +71,7 @@ def test_resume_fits_nothing_that_is_there(tmp_path, monkeypatch):
     fitted = []
     for key, fit in list(FITS.items()):
         build = lambda aim, key=key, fit=fit: fitted.append(key) or fit.build(aim)  # noqa: E731 - one a turn
-        monkeypatch.setitem(FITS, key, Fit(build, fit.prepare, fit.cost))
+        monkeypatch.setitem(FITS, key, Fit(build, fit.method, fit.cost))
     steps = []
     resumed = sl.compare(X, y, folder=tmp_path, resume=True, progress=steps.append, **FEW)
     assert same_tables(whole, resumed)

@@ -1,7 +1,6 @@
 """Accelerate wraps the model, and the loss needs no word about it: two real processes are one."""
 
 import contextlib
-import os
 
 import pytest
 import torch
@@ -28,14 +27,11 @@ def draw(task):
 
 @contextlib.contextmanager
 def as_launched(rank, world):
-    """What ``accelerate launch`` sets; the processes live on, so it is taken back."""
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world} if world > 1 else {}
-    os.environ.update({name: str(value) for name, value in names.items()})
+    """What ``accelerate launch`` sets and keeps; one process is launched by nobody."""
     try:
-        yield
+        with ranks.as_torchrun(rank, world) if world > 1 else contextlib.nullcontext():
+            yield
     finally:
-        for name in names:
-            os.environ.pop(name)
         AcceleratorState._reset_state(reset_partial_state=True)
         PartialState._reset_state()
         GradientState._reset_state()

@@ -1,7 +1,5 @@
 """Lightning: schedules advance, epochs are scored exactly, and micro-batches accumulate exactly, also in real DDP."""
 
-import contextlib
-import os
 import subprocess
 import sys
 import warnings
@@ -194,21 +192,8 @@ def test_errors():
         make_trainer(accumulate_grad_batches=3).fit(Module(), loader())
 
 
-@contextlib.contextmanager
-def as_torchrun(rank, world):
-    """What torchrun sets; the processes live on, so it is taken back."""
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "GROUP_RANK": 0}
-    names["TORCHELASTIC_RUN_ID"] = "test"
-    os.environ.update({name: str(value) for name, value in names.items()})
-    try:
-        yield
-    finally:
-        for name in names:
-            os.environ.pop(name)
-
-
 def train_rank(rank, world, task, micro_batches):
-    with as_torchrun(rank, world):
+    with ranks.as_torchrun(rank, world, GROUP_RANK=0, TORCHELASTIC_RUN_ID="test"):
         module, trainer = Module(task, micro_batches=micro_batches), make_trainer(devices=world, strategy="ddp")
         trainer.fit(module, loader(task, 16, rank, world), loader(task, 16, rank, world, seed=1))
         return module.model.weight.detach(), {k: v.item() for k, v in trainer.callback_metrics.items()}

@@ -1,7 +1,6 @@
 """The Trainer of transformers trains tiny models on a metric; in two real processes the gradient is that of one."""
 
 import contextlib
-import os
 import subprocess
 import sys
 
@@ -174,23 +173,20 @@ def test_errors(tmp_path):
 
 
 @contextlib.contextmanager
-def as_torchrun(rank, world):
-    """What torchrun sets; the processes live on, so it is taken back."""
+def as_launched(rank, world):
+    """What torchrun sets and Accelerate keeps."""
     from accelerate.state import AcceleratorState, PartialState
 
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-    os.environ.update({name: str(value) for name, value in names.items()})
     try:
-        yield
+        with ranks.as_torchrun(rank, world):
+            yield
     finally:
-        for name in names:
-            os.environ.pop(name)
         AcceleratorState._reset_state(reset_partial_state=True)
         PartialState._reset_state()
 
 
 def train_rank(rank, world, head, folder, settings):
-    with as_torchrun(rank, world):
+    with as_launched(rank, world):
         # ranks take batches in turn: with 8 rows each, two of them are one batch of 16
         trainer = in_order(make_trainer(head, folder, per_device_train_batch_size=16 // world, **settings))
         trainer.train()

@@ -17,13 +17,12 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
+from stepless.outcome import Outcome
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from data import data_folder, leaking, manifest, read_table
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-from data import data_folder, leaking, manifest, read_table  # noqa: E402
-
-from stepless.outcome import Outcome  # noqa: E402
-
 METRIC, SEED = "f1", 0
 SETS = (
     "mammography", "adult_uci", "anyloss_diabetes_prediction", "anyloss_ds054", "anyloss_ds061", "anyloss_ds096",

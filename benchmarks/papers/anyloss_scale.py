@@ -128,7 +128,7 @@ class Curves(Table):
         return [picture("anyloss_fig3", "Loss against steps at several L, set #1, a logistic unit, 1 − soft F1")]
 
     def draw(self, folds: Folds) -> dict[str, Any]:
-        from matplotlib.figure import Figure  # noqa: PLC0415
+        from matplotlib.figure import Figure  # noqa: PLC0415 - only where pictures are drawn
 
         figure = Figure((5, 3))
         axes = figure.add_subplot()

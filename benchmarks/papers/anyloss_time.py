@@ -175,7 +175,7 @@ class Achievement(Table):
                 picture("anyloss_fig5", "Fig. 5: learning curves of BCE (red) and AnyLoss (blue)")]  # fmt: skip
 
     def draw(self, folds: Folds) -> dict[str, Any]:
-        from matplotlib.figure import Figure  # noqa: PLC0415
+        from matplotlib.figure import Figure  # noqa: PLC0415 - only where pictures are drawn
 
         figure = Figure((9, 2.5))
         for place, (name, title) in enumerate(SETS.items()):

@@ -312,7 +312,7 @@ class Wins(Table):
         return rows(["metric", "larger class", *(f"{c}: over {w}" for c in columns for w in ("MSE", "BCE"))], body)
 
     def draw(self, folds: Folds) -> dict[str, Any]:
-        from matplotlib.figure import Figure  # noqa: PLC0415
+        from matplotlib.figure import Figure  # noqa: PLC0415 - only where pictures are drawn
 
         figure = Figure((8, 3))
         for place, rope in enumerate(self.protocol["ropes"]):

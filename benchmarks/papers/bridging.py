@@ -14,6 +14,16 @@ from bridging_times import Times
 from frame import Context, Folds, Json, Table, Verdict, judged, rows
 from stacked import ConvNet, Mlp, Plan, train
 
+#: The columns of a shown table: a score, and what it is called there.
+SHOWN = [
+    ("f1", "F1"),
+    ("accuracy", "accuracy"),
+    ("auroc_of_scores", "AUROC of scores"),
+    ("f1_half", "F1 at ½"),
+    ("f1_tuned", "F1, tuned τ"),
+    ("accuracy_tuned", "accuracy, tuned τ"),
+]
+
 
 class Table1(Bridging):
     name, title = "bridging_1", "Table 1: four tables, five losses"
@@ -143,14 +153,7 @@ class Table2(Bridging):
             "17,000 of the 50,000 training images and 5,000 of the test images, and a small network of ours: compare"
             " the losses with each other rather than with the print. `MetricClassifier` reads tables, not images."
         ]
-        keys = [
-            ("f1", "F1"),
-            ("accuracy", "accuracy"),
-            ("auroc_of_scores", "AUROC of scores"),
-            ("f1_half", "F1 at ½"),
-            ("f1_tuned", "F1, tuned τ"),
-            ("accuracy_tuned", "accuracy, tuned τ"),
-        ]
+        keys = SHOWN
         for name in self.sets:
             if lines := self.body(folds, name, keys):
                 parts += [f"**{WORDS[name]}**", rows(["trained on", "printed", *(w for _, w in keys)], lines)]
@@ -182,15 +185,7 @@ class Table3(Bridging):
         return found
 
     def show(self, folds: Folds) -> list[str]:
-        keys = [
-            ("f1", "F1"),
-            ("accuracy", "accuracy"),
-            ("auroc_of_scores", "AUROC of scores"),
-            ("f1_half", "F1 at ½"),
-            ("f1_tuned", "F1, tuned τ"),
-            ("accuracy_tuned", "accuracy, tuned τ"),
-            ("epochs", "best epoch"),
-        ]
+        keys = [*SHOWN, ("epochs", "best epoch")]
         parts = []
         cell = next(iter(folds.values()), None)
         if cell is not None:

@@ -14,6 +14,7 @@ from stepless.outcome import Column
 from stepless.tasks import Task
 
 try:
+    from sklearn.metrics import balanced_accuracy_score
     from sklearn.model_selection import cross_val_predict
     from sklearn.tree import DecisionTreeClassifier
 except ModuleNotFoundError as error:
@@ -187,8 +188,7 @@ def _tells(table: Table, i: int, column: Column, rows: NDArray[Any], goal: NDArr
         if not _worth_a_tree(values[:, 0], goal):
             return 0.0
         decided = cross_val_predict(tree, values, goal, cv=3)
-    present = np.unique(goal)
-    return float(np.mean([(decided[goal == k] == k).mean() for k in present]))
+    return float(balanced_accuracy_score(goal, decided))
 
 
 def _worth_a_tree(values: NDArray[np.float64], goal: NDArray[np.int64]) -> bool:

@@ -14,6 +14,7 @@ from stepless.metrics import METRICS
 from stepless.outcome import format_number, format_range
 from stepless.ranking import RANKINGS
 from stepless.rules import positive_class
+from stepless.scoring import score as score_hard
 from stepless.table_files import Source, TableError
 from stepless.tables import Loaded, load_table
 from stepless.thresholds import tune_threshold
@@ -74,9 +75,7 @@ def run_tune(asked: Asked, score: str, *, inputs: str | None, resamples: int, js
 
 def _turned(scores: Array, positive: Array, name: Any, classes: Array) -> list[str]:
     """A sentence where the negatives have the higher scores: those of the other class, most likely."""
-    low = np.sort(scores[~positive])
-    below = np.searchsorted(low, scores[positive], "left") + np.searchsorted(low, scores[positive], "right")
-    area = float(below.mean()) / 2 / len(low)
+    area = score_hard(scores, positive, "auroc").item()
     if area >= 0.5:
         return []
     other = next(label for label in classes.tolist() if label != name)

@@ -69,19 +69,19 @@ class Fit:
 
     Attributes:
         build: Makes the estimator, not yet fitted.
-        prepare: What is done to rows, target and weights before; None for nothing.
+        method: How the estimator is fitted to rows, target and weights, where that is more than to call its `fit`.
         cost: What it takes, roughly: the costly are started first.
     """
 
     build: Callable[[Aim], Predicting]
-    prepare: Callable[[Predicting, Any, Any, Any], Predicting] | None = None
+    method: Callable[[Predicting, Any, Any, Any], Predicting] | None = None
     cost: float = 1.0
 
     def __call__(self, aim: Aim, X: Any, y: Any, sample_weight: Any = None) -> Predicting:
         """The fitted estimator."""
         estimator = self.build(aim)
-        if self.prepare is not None:
-            return self.prepare(estimator, X, y, sample_weight)
+        if self.method is not None:
+            return self.method(estimator, X, y, sample_weight)
         return estimator.fit(X, y, sample_weight)
 
 

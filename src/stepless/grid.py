@@ -112,10 +112,10 @@ def run_grid(
             step = (len(done), len(places), cell.key, cell.repeat, cell.fold, score, seconds, cell.failed)
             progress(Progress(*step))
 
-    for place in places if store is not None else ():
-        cell = store.read(place) if store is not None else None
-        if cell is not None:
-            finish(cell, 0.0)
+    if store is not None:
+        for place in places:
+            if (cell := store.read(place)) is not None:
+                finish(cell, 0.0)
     for life in range(_LIVES):
         tasks = _tasks([place for place in places if place not in done])
         if not tasks:
@@ -266,7 +266,7 @@ def _results(
 ) -> Iterator[Iterable[list[Cell]]]:
     """The cells of each task, as they come."""
     if backend != "loky":
-        # threads that wait: the clusters' own backends for joblib lose the tasks of a worker that dies
+        # threads that wait, for both alike: Dask's own backend for joblib loses the tasks of a worker that dies
         with (_ray if backend == "ray" else _dask)(work, address) as call:
             yield _parallel(min(len(tasks), _MOST_WAITING), (joblib.delayed(call)(task) for task in tasks), "threading")
     elif jobs == 1:

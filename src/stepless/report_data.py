@@ -21,6 +21,7 @@ from stepless.outcome import Entry, Outcome, Threshold
 from stepless.registry import Metric
 from stepless.reliability import brier, log_loss, reliability
 from stepless.report_formulas import LONGEST, Formula, is_priced, script, trace
+from stepless.scoring import score
 from stepless.sweep import Floats, score_counts, sweep
 from stepless.tasks import Task
 
@@ -206,6 +207,15 @@ def unit_scores(probabilities: Floats, unit: int) -> Floats:
     return probabilities if probabilities.ndim == 1 else probabilities[:, unit]
 
 
+def _ranked(metric: str, entry: Entry, outcome: Outcome, unit: int) -> float:
+    """A metric of the ranking of one class or label; NaN where there is one class alone."""
+    target = unit_target(outcome, unit)
+    if len(np.unique(target)) < 2:
+        return math.nan
+    scores = unit_scores(entry.probabilities, unit)
+    return score(scores, target, metric, sample_weight=outcome.weight, inputs="probabilities").item()
+
+
 def _curves(outcome: Outcome, entries: list[Entry], unit: int) -> dict[str, Any]:
     """ROC, precision–recall and reliability of one class or label, all contestants on the same grids."""
     target = unit_target(outcome, unit)
@@ -221,8 +231,8 @@ def _curves(outcome: Outcome, entries: list[Entry], unit: int) -> dict[str, Any]
             {
                 "roc": _rounded(np.interp(rates, fpr, recall)),
                 "precision": _rounded(precision[first]),
-                "area": _number(float(np.trapezoid(recall, fpr))),
-                "averagePrecision": _number(float((np.diff(recall) * precision[1:]).sum())),
+                "area": _number(_ranked("auroc", entry, outcome, unit)),
+                "averagePrecision": _number(_ranked("average_precision", entry, outcome, unit)),
                 "after": _reliability(outcome, entry.probabilities, unit),
                 "before": None if entry.raw is None else _reliability(outcome, entry.raw, unit),
             }
