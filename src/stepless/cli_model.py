@@ -105,7 +105,7 @@ def _fitted(key: str, aim: Aim, problem: cli_data.Problem, *, shown: bool) -> An
     contestant = CONTESTANTS[key]
     reason = contestant.why_not(aim.task, constrained=aim.subject_to is not None)
     if reason is not None:
-        raise TableError(reason)
+        raise reason
     fit = FITS[contestant.fit]
 
     def build(aim: Aim) -> Any:

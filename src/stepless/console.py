@@ -27,9 +27,12 @@ try:
     )
     from rich.table import Table as RichTable
 except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] not in ("typer", "rich"):
+    missing = (error.name or "").partition(".")[0]
+    if missing not in ("typer", "rich"):
         raise
-    raise ModuleNotFoundError('the command line needs typer and rich: pip install "stepless[cli]"') from None
+    raise ModuleNotFoundError(
+        'the command line needs typer and rich: pip install "stepless[cli]"', name=missing
+    ) from None
 
 __all__ = [
     "BAD_INPUT", "FAILED", "STOPPED", "Watch", "answers", "as_json", "clock", "grid", "note", "notes", "say",

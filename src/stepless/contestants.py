@@ -111,16 +111,16 @@ class Contestant:
         """Whether the package it needs is there."""
         return self.needs is None or find_spec(self.needs[0]) is not None
 
-    def why_not(self, task: Task, *, constrained: bool) -> str | None:
-        """Why it cannot take part, if so."""
+    def why_not(self, task: Task, *, constrained: bool) -> ValueError | ModuleNotFoundError | None:
+        """Why it cannot take part, if so: an error to be raised, or told."""
         if task not in self.tasks:
-            return f"{self.name} is for {' and '.join(self.tasks)} tasks; this one is {task}."
+            return ValueError(f"{self.name} is for {' and '.join(self.tasks)} tasks; this one is {task}.")
         if self.half and constrained:
-            return f"{self.name} decides at ½, and constraints are met by moving the threshold."
+            return ValueError(f"{self.name} decides at ½, and constraints are met by moving the threshold.")
         if not self.available():
             assert self.needs is not None
             package, extra = self.needs
-            return f'{self.name} needs {package}: pip install "stepless[{extra}]"'
+            return ModuleNotFoundError(f'{self.name} needs {package}: pip install "stepless[{extra}]"', name=package)
         return None
 
 
@@ -254,7 +254,7 @@ def choose_contestants(
         if reason is None:
             chosen.append(contestant)
         elif key in named:
-            raise ValueError(reason)
+            raise reason
         else:
             left_out.append(f"{key} was left out: {reason}")
     return chosen, left_out
@@ -295,7 +295,7 @@ def fit_contestant(key: str, aim: Aim, X: Any, y: Any, sample_weight: Any = None
     contestant = CONTESTANTS[key]
     reason = contestant.why_not(aim.task, constrained=aim.subject_to is not None)
     if reason is not None:
-        raise ValueError(reason)
+        raise reason
     return read_fit(contestant, FITS[contestant.fit](aim, X, y, sample_weight))
 
 

@@ -11,6 +11,7 @@ import logging
 import math
 from dataclasses import replace
 from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -36,6 +37,14 @@ logger = logging.getLogger("stepless")
 def triton_is_there() -> bool:
     """Whether Triton can be imported; it comes with torch's CUDA builds."""
     return importlib.util.find_spec("triton") is not None
+
+
+@lru_cache(maxsize=1)
+def _kernels() -> tuple[ModuleType, ModuleType]:
+    """The kernels of classes and of decisions."""
+    from stepless import triton_classes, triton_decisions  # noqa: PLC0415 - they need Triton, which CUDA builds have
+
+    return triton_classes, triton_decisions
 
 
 class Dispatcher:
@@ -108,15 +117,14 @@ class Dispatcher:
             return "plain: values are checked, or samples weighted"
         if input.dtype not in _ON_CUDA:
             return f"plain: no kernels for {input.dtype} on CUDA"
-        from stepless import triton_classes, triton_decisions  # noqa: PLC0415 - they need Triton, which CUDA builds have
-
+        classes, decisions = _kernels()
         if self.decisions is not None:
             if self.path.ignore_index is not None or target.shape != input.shape:
                 return "plain: entries are ignored, or the target is shaped unlike the input"
-            if triton_decisions.numbers(self.step, self.decisions.tau) is None:
+            if decisions.numbers(self.step, self.decisions.tau) is None:
                 return "plain: the step is not in the kernels"
             return TRITON_DECISIONS
-        if not triton_classes.takes_classes(input, target, self.step):
+        if not classes.takes_classes(input, target, self.step):
             return "plain: no kernels for such classes or such a step"
         return TRITON_CLASSES
 
@@ -133,14 +141,13 @@ class Dispatcher:
 
     def fused_on_cuda(self, input: Tensor, target: Tensor) -> Tensor:
         """The loss by Triton's kernels, on the tensors as they are."""
-        from stepless import triton_classes, triton_decisions  # noqa: PLC0415 - they need Triton, which CUDA builds have
-
+        classes, decisions = _kernels()
         if self.decisions is not None:
             raw = Batch(input, target, None, None, self.path.inputs == "logits", torch.float32)
-            return triton_decisions.fused_loss(raw, self.decisions)
+            return decisions.fused_loss(raw, self.decisions)
         assert self.classes is not None
         ignored = IGNORED_CLASS if self.path.ignore_index is None else self.path.ignore_index
-        return triton_classes.fused_class_loss(input, target, ignored, self.classes)
+        return classes.fused_class_loss(input, target, ignored, self.classes)
 
 
 def _ruled_out(path: Path, step: Step, extra: str | None) -> str | None:

@@ -297,6 +297,10 @@ def _factory_nets(graph: _Graph, matrix: str, member: FactoryMember) -> str:
             dynamic_shapes=({0: rows},),
         )  # fmt: skip
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "onnxscript":
+            raise ModuleNotFoundError(
+                'exporting a net of a factory to ONNX needs onnxscript: pip install "stepless[onnx]"', name="onnxscript"
+            ) from None
         name, reason = type(stack.nets[0]).__name__, str(error).strip().splitlines()[0]
         raise ValueError(f"torch cannot export a net of the factory ({name}) to ONNX: {reason}") from error
     assert program is not None

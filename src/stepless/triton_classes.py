@@ -30,6 +30,8 @@ from stepless.triton_launch import Launch
 _MOST_CLASSES = 8192
 #: Scores that a program holds at once: narrow rows go together.
 _TILE = 512
+#: Programs and sums whose shares are added at once.
+_DOWN, _ACROSS = 128, 32
 
 
 @triton.jit
@@ -78,9 +80,15 @@ def _count_classes(
     column = tl.arange(0, WIDE)[None, :]
     real = column < CLASSES
     stride = tl.full((), CLASSES, tl.int64)
-    tp = tl.zeros((ROWS, WIDE), tl.float32)
-    support = tl.zeros((ROWS, WIDE), tl.float32)
+    slots = shares + tl.program_id(0) * 3 * stride
     predicted = tl.zeros((ROWS, WIDE), tl.float32)
+    if ROWS == 1:
+        tl.store(slots + column, predicted, mask=real)
+        tl.store(slots + CLASSES + column, predicted, mask=real)
+        tl.debug_barrier()
+    else:
+        tp = tl.zeros((ROWS, WIDE), tl.float32)
+        support = tl.zeros((ROWS, WIDE), tl.float32)
     for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = start + tl.arange(0, ROWS)
         there = row < rows
@@ -97,21 +105,43 @@ def _count_classes(
         share = 1 / tl.sum(h, 1)
         known = (true >= 0) & (true < CLASSES)
         counted = there & (true != ignored)
-        decided = tl.where(counted[:, None], h * share[:, None], 0.0)
-        own = counted[:, None] & (column == tl.where(known, true, 0)[:, None])
-        predicted += decided
-        tp += tl.where(own, decided, 0.0)
-        support += tl.where(own, tl.where(known, 1.0, float("nan"))[:, None], 0.0)
+        own = tl.where(known, true, 0)
+        one = tl.where(known, 1.0, float("nan"))
+        predicted += h * tl.where(counted, share, 0.0)[:, None]
+        if ROWS == 1:
+            # No other program writes to these slots, so the order of the sums, and the sums, are always the same.
+            z = tl.load(x + row * stride + own, mask=there, other=0.0).to(tl.float32)
+            h, _ = _decide_classes((tl.exp(z - first) * scale)[:, None], tau, STEP, a, b)
+            tl.atomic_add(slots + own, tl.sum(h, 1) * share, mask=counted, sem="relaxed")
+            tl.atomic_add(slots + CLASSES + own, one, mask=counted, sem="relaxed")
+        else:
+            mine = counted[:, None] & (column == own[:, None])
+            tp += tl.where(mine, h * share[:, None], 0.0)
+            support += tl.where(mine, one[:, None], 0.0)
         note = notes + row.to(tl.int64) * 4
         tl.store(note, first, mask=there)
         tl.store(note + 1, scale, mask=there)
         tl.store(note + 2, tau, mask=there)
         tl.store(note + 3, share, mask=there)
-    column = tl.arange(0, WIDE)
-    share = shares + tl.program_id(0) * 3 * stride + column
-    tl.store(share, tl.sum(tp, 0), mask=column < CLASSES)
-    tl.store(share + CLASSES, tl.sum(support, 0), mask=column < CLASSES)
-    tl.store(share + 2 * CLASSES, tl.sum(predicted, 0), mask=column < CLASSES)
+    slots += tl.arange(0, WIDE)
+    real = tl.arange(0, WIDE) < CLASSES
+    if ROWS > 1:
+        tl.store(slots, tl.sum(tp, 0), mask=real)
+        tl.store(slots + CLASSES, tl.sum(support, 0), mask=real)
+    tl.store(slots + 2 * CLASSES, tl.sum(predicted, 0), mask=real)
+
+
+@triton.jit
+def _add_shares(shares, sums, programs, width, DOWN: tl.constexpr, ACROSS: tl.constexpr):
+    """The programs' shares added up in float64."""
+    column = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)
+    there = column < width
+    added = tl.zeros((DOWN, ACROSS), tl.float64)
+    for start in range(0, programs, DOWN):
+        row = start + tl.arange(0, DOWN)
+        inside = (row < programs)[:, None] & there[None, :]
+        added += tl.load(shares + row[:, None] * width + column[None, :], mask=inside, other=0.0)
+    tl.store(sums + column, tl.sum(added, 0), mask=there)
 
 
 @triton.jit
@@ -209,6 +239,8 @@ class _Plan:
         count_warps, pull_warps = (2, 4) if together > 1 else (max(1, wide // 1024), max(2, wide // 512))
         grid = (self.programs, 1, 1)
         self.count = Launch(_count_classes, grid, {**shape, "num_warps": min(8, count_warps)})
+        across = triton.cdiv(3 * classes, _ACROSS)
+        self.add = Launch(_add_shares, (across, 1, 1), {"DOWN": _DOWN, "ACROSS": _ACROSS})
         self.finish = Launch(_finish_classes_kernel(objective), (1, 1, 1), {"WIDE": wide})
         self.pull_back = Launch(_pull_back_classes, grid, {**shape, "num_warps": min(8, pull_warps)})
 
@@ -227,9 +259,11 @@ class _FusedClassLoss(torch.autograd.Function):
         plan = _plan(rows, classes, x.dtype, device, objective)
         shares = torch.empty(plan.programs, 3 * classes, device=device)  # of tp, support, predicted
         notes = torch.empty(rows * 4 + 2 * classes, device=device)  # of rows; then what decisions are worth
+        sums = torch.empty(3 * classes, dtype=torch.float64, device=device)
         loss = torch.empty((), device=device)
         plan.count(x, y, shares, notes, rows, ignored, *plan.two)
-        plan.finish(shares.sum(0, dtype=torch.float64), notes, loss, rows, classes)
+        plan.add(shares, sums, plan.programs, 3 * classes)
+        plan.finish(sums, notes, loss, rows, classes)
         ctx.save_for_backward(x, y, notes)
         ctx.plan, ctx.ignored = plan, ignored
         return loss

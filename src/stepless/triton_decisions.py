@@ -23,6 +23,7 @@ from stepless.numerics import constant
 from stepless.steps import Identity, Linear, LogitSigmoid, RaisedCosine, Sigmoid, Step
 from stepless.tasks import Batch
 from stepless.tracing import straight_line
+from stepless.triton_launch import Launch
 
 _BLOCK, _WARPS = 1024, 4
 _PROGRAMS_PER_PROCESSOR = 32
@@ -254,44 +255,58 @@ def fused_loss(batch: Batch, objective: Objective) -> Tensor:
     return _FusedLoss.apply(batch.scores, batch, objective)  # type: ignore[no-untyped-call]
 
 
+class _Plan:
+    """The launches of batches of one shape: what they have in common is worked out once, as for classes."""
+
+    def __init__(self, shape: torch.Size, device: torch.device, *, weighted: bool, logits: bool, objective: Objective):
+        self.labels = labels = shape[1] if objective.labels else 1
+        self.pixels = math.prod(shape[2:]) if objective.labels else 1
+        entries = shape.numel()
+        step, self.five = numbers(objective.step, objective.tau)  # type: ignore[misc]
+        # labels that alternate in memory, a power of two of them, keep to their lanes
+        columns = labels if self.pixels == 1 and labels <= _BLOCK and labels & (labels - 1) == 0 else 0
+        size = entries // (1 if columns else labels)
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self.programs = max(1, min(processors * _PROGRAMS_PER_PROCESSOR, triton.cdiv(size, _BLOCK)))
+        far = entries > 1 << 30  # 32 bits no longer count the scores
+        first = {"STEP": step, "LOGITS": logits, "WEIGHTED": weighted}
+        last = {"BLOCK": _BLOCK, "num_warps": _WARPS}
+        wide = {**first, "FAR": far, "COLUMNS": columns, **last}
+        self.sizes = (size,) if columns else (size, labels, self.pixels)
+        self.count = (
+            Launch(_count, (self.programs, 1, 1), wide)
+            if columns
+            else Launch(_count_labels, (self.programs, labels, 1), {**first, **last})
+        )
+        self.known = entries // labels if columns and not weighted else -1
+        width = triton.next_power_of_2(self.programs)
+        self.finish = Launch(_finish_kernel(objective), (labels, 1, 1), {"WIDTH": width})
+        self.pull_back = Launch(_pull_back, (triton.cdiv(entries, _BLOCK), 1, 1), wide)
+
+
+@lru_cache(maxsize=256)
+def _plan(
+    shape: torch.Size, dtypes: tuple[torch.dtype | None, ...], device: torch.device, logits: bool, objective: Objective
+) -> _Plan:
+    return _Plan(shape, device, weighted=dtypes[2] is not None, logits=logits, objective=objective)
+
+
 class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, batch: Batch, objective: Objective) -> Tensor:
-        x, y = input.contiguous(), batch.target.contiguous()
-        weight = batch.entry_weight
+        x, y, weight = input.contiguous(), batch.target.contiguous(), batch.entry_weight
         w = None if weight is None else weight.expand_as(y).contiguous()
-        labels = x.shape[1] if objective.labels else 1
-        pixels = x[0, 0].numel() if objective.labels and x.dim() > 2 else 1
-        step, five = numbers(objective.step, objective.tau)  # type: ignore[misc]
-        # labels that alternate in memory, a power of two of them, keep to their lanes
-        columns = labels if pixels == 1 and labels <= _BLOCK and labels & (labels - 1) == 0 else 0
-        size = x.numel() // (1 if columns else labels)
-        processors = torch.cuda.get_device_properties(x.device).multi_processor_count
-        programs = max(1, min(processors * _PROGRAMS_PER_PROCESSOR, triton.cdiv(size, _BLOCK)))
-        shares = torch.empty(labels, programs, 4, device=x.device, dtype=torch.float32)
-        worths = torch.empty(labels, 3, device=x.device, dtype=torch.float32)
-        settings = {
-            "STEP": step,
-            "LOGITS": batch.logits,
-            "WEIGHTED": w is not None,
-            "BLOCK": _BLOCK,
-            "num_warps": _WARPS,
-        }
-        far = x.numel() > 1 << 30  # 32 bits no longer count the scores
-        if columns:
-            _count[(programs,)](x, y, x if w is None else w, shares, size, *five, FAR=far, COLUMNS=columns, **settings)
-        else:
-            _count_labels[(programs, labels)](
-                x, y, x if w is None else w, shares, size, labels, pixels, *five, **settings
-            )  # fmt: skip
-        known = x.numel() // labels if columns and w is None else -1
-        _finish_kernel(objective)[(labels,)](shares, worths, programs, known, WIDTH=triton.next_power_of_2(programs))
+        device = x.device
+        plan = _plan(x.shape, (x.dtype, y.dtype, None if w is None else w.dtype), device, batch.logits, objective)
+        shares = torch.empty(plan.labels, plan.programs, 4, device=device)
+        worths = torch.empty(plan.labels, 3, device=device)
+        plan.count(x, y, x if w is None else w, shares, *plan.sizes, *plan.five)
+        plan.finish(shares, worths, plan.programs, plan.known)
         if objective.labels:
-            given = objective.label_weight or (1.0,) * labels
+            given = objective.label_weight or (1.0,) * plan.labels
             worths = worths * constant([g / sum(given) for g in given], worths)[:, None]
         ctx.save_for_backward(x, y, w, worths)
-        ctx.settings = (five, labels, pixels, {**settings, "FAR": far, "COLUMNS": columns})
-        ctx.batch, ctx.objective = batch._replace(scores=y), objective
+        ctx.plan, ctx.batch, ctx.objective = plan, batch._replace(scores=y), objective
         return worths[:, 0].sum() if objective.labels else worths[0, 0]
 
     @staticmethod
@@ -300,9 +315,8 @@ class _FusedLoss(torch.autograd.Function):
         if torch.is_grad_enabled():  # a second derivative is wanted: let torch differentiate the plain formula
             wide = ctx.batch._replace(scores=x.float(), target=y.float())
             return torch.autograd.grad(plain_loss(wide, ctx.objective), x, grad, create_graph=True)[0], None, None
-        five, labels, pixels, settings = ctx.settings
-        out = torch.empty_like(x)
-        _pull_back[(triton.cdiv(x.numel(), _BLOCK),)](
-            x, y, x if w is None else w, worths, grad, out, x.numel(), labels, pixels, *five, **settings
+        plan, out = ctx.plan, torch.empty_like(x)
+        plan.pull_back(
+            x, y, x if w is None else w, worths, grad, out, x.numel(), plan.labels, plan.pixels, *plan.five
         )  # fmt: skip
         return out, None, None

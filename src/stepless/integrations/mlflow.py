@@ -14,9 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepless.loading import load
-from stepless.model import library_versions
-
 try:
     import mlflow
     import mlflow.pyfunc
@@ -27,6 +24,10 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         'stepless.integrations.mlflow needs MLflow and pandas: pip install "stepless[mlflow]"', name=error.name
     ) from None
+
+# After MLflow: without it the fix is its own extra, which brings what these need
+from stepless.loading import load
+from stepless.model import library_versions
 
 if TYPE_CHECKING:
     from mlflow.models.model import ModelInfo
