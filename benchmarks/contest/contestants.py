@@ -112,6 +112,11 @@ def soft_f1(metric: str, **settings: Any) -> sl.MetricLoss:
     return sl.MetricLoss(metric, step=sl.Identity(), **settings)
 
 
+def half_cross_entropy(metric: str, **settings: Any) -> sl.MetricLoss:
+    """The metric and cross-entropy in equal parts."""
+    return sl.MetricLoss(metric, blend=0.5, **settings)
+
+
 _NETWORKS: dict[str, Contestant] = {
     "cross-entropy": at_half("cross-entropy"),
     "cross-entropy, tuned": tuned("cross-entropy"),
@@ -144,6 +149,7 @@ CONTESTANTS: dict[str, dict[str, Contestant]] = {
         "MultiSOL": trained_on(sl.presets.score_oriented),
         "EAST": trained_on(sl.presets.east),
         "MetricLoss": trained_on(sl.MetricLoss),
+        "MetricLoss, blend=½": trained_on(half_cross_entropy),
         "LightGBM": at_half("LightGBM"),
         "LightGBM, tuned": tuned("LightGBM"),
         "MetricClassifier": ours(sl.MetricClassifier),
@@ -152,6 +158,7 @@ CONTESTANTS: dict[str, dict[str, Contestant]] = {
     "multilabel": {
         **_NETWORKS,
         "MetricLoss": trained_on(sl.MetricLoss),
+        "MetricLoss, blend=½": trained_on(half_cross_entropy),
         "MetricClassifier": ours(sl.MetricClassifier),
     },
 }
