@@ -81,3 +81,13 @@ def test_scores_from_counts_are_the_scores(contest):
         for share in (0.0, 0.3, 1.0):
             target, decided = random.integers(0, 2, 40), (random.random(40) < share).astype(int)
             assert goal.score_counts(target, decided) == pytest.approx(goal.score(decided, target))
+
+
+@pytest.mark.parametrize("duel", [(38, 3, 5), (30, 3, 13), (20, 0, 22), (10, 6, 9)])
+def test_the_sign_test_is_that_of_baycomp(contest, duel):
+    """In closed form, so that the page is the same every time; baycomp draws samples."""
+    baycomp = pytest.importorskip("baycomp")
+    wins, ties, losses = duel
+    gains = np.repeat([1.0, 0.0, -1.0], duel)
+    _, better = baycomp.SignTest.probs(np.zeros(len(gains)), gains, rope=0)
+    assert contest["summary"].Duel(wins, ties, losses).surely == pytest.approx(better, abs=0.03)
