@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from stepless.calibration import fit_calibration
+from stepless.calibrating import fit_calibration
 from stepless.frames import read_table
 from stepless.members import NetMember
 from stepless.model import Model

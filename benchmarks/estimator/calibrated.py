@@ -27,7 +27,8 @@ import torch
 from sklearn.metrics import f1_score
 
 import stepless as sl
-from stepless.calibration import Identity, fit_calibration
+from stepless.calibrating import fit_calibration
+from stepless.calibration import Identity
 from stepless.choosing import _cross_fitted
 from stepless.formula import resolve
 from stepless.frames import read_table as as_table

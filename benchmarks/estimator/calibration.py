@@ -32,7 +32,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import stepless as sl
-from stepless import calibration
+from stepless import calibrating
+from stepless.calibration import Calibration
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from data import data_folder, manifest, read_table
@@ -142,12 +143,12 @@ def sigmoid(s: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-np.clip(s, -700, 700)))
 
 
-def fit(s: np.ndarray, y: np.ndarray, pieces: int, strength: float) -> calibration.Calibration:
-    with mock.patch.multiple(calibration, _PIECES=pieces, _STRENGTH=strength):
-        return calibration.fit_calibration(s, y)
+def fit(s: np.ndarray, y: np.ndarray, pieces: int, strength: float) -> Calibration:
+    with mock.patch.multiple(calibrating, _PIECES=pieces, _STRENGTH=strength):
+        return calibrating.fit_calibration(s, y)
 
 
-CHOSEN = (calibration._PIECES, calibration._STRENGTH)
+CHOSEN = (calibrating._PIECES, calibrating._STRENGTH)
 
 
 def by_folds(found: Scores, seed: int, chosen: tuple[int, float] = CHOSEN) -> dict[str, dict[str, float]]:

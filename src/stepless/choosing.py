@@ -15,7 +15,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from stepless.calibration import Calibration, Identity, fit_calibration
+from stepless.calibrating import fit_calibration
+from stepless.calibration import Calibration, Identity
 from stepless.constraints import Constraint, parse_constraints
 from stepless.model import mean_score
 from stepless.portfolio import Ensemble, Floats
