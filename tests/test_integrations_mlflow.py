@@ -12,10 +12,12 @@ from sklearn.datasets import make_classification, make_multilabel_classification
 import stepless as sl
 
 from .outcomes import make
+from .quick import quick  # noqa: F401 - a fixture
 
 mlflow = pytest.importorskip("mlflow")
 pd = pytest.importorskip("pandas")
 
+from stepless.contestants import Aim, fit_contestant  # noqa: E402
 from stepless.integrations import mlflow as logging  # noqa: E402
 from stepless.outcome import Outcome  # noqa: E402
 
@@ -115,6 +117,36 @@ def test_one_line_logs_a_comparison_and_a_model(store, fitted, tmp_path):
     assert json.dumps(Outcome.from_json(held).to_dict()) == json.dumps(outcome.to_dict())
     again = mlflow.pyfunc.load_model(f"runs:/{run.info.run_id}/shipped")
     np.testing.assert_array_equal(again.predict(X)["label"], model.predict(X))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_comparison_that_was_run_and_the_model_that_it_chose(store, tmp_path):
+    X, y = table("binary")
+    outcome = sl.compare(
+        X, y, "f1", contestants=["cross_entropy_tuned", "metric", "boosting_tuned"], folds=3, repeats=1
+    )
+    model = fit_contestant(outcome.winner, Aim("binary", seed=1), X, y)
+    run = store.get_run(logging.log(outcome, model, input_example=X[:3]))
+    assert run.data.params["winner"] == outcome.winner
+    assert run.data.params["n_rows"] == str(len(X))
+    assert run.data.tags["stepless.verdict"] == outcome.verdict
+    for entry in outcome.entries:
+        logged = {name: run.data.metrics[f"{entry.key}/{name}"] for name in ("mean", "low", "high", "threshold")}
+        assert logged == pytest.approx(
+            dict(zip(logged, (entry.mean, *entry.interval, entry.threshold), strict=True)), rel=1e-12
+        )
+        assert logged["low"] <= logged["mean"] <= logged["high"]
+        history = store.get_metric_history(run.info.run_id, f"{entry.key}/score")
+        assert dict(sorted((measured.step, measured.value) for measured in history)) == dict(enumerate(entry.scores))
+    held = mlflow.artifacts.download_artifacts(
+        run_id=run.info.run_id, artifact_path="comparison.json", dst_path=tmp_path
+    )
+    assert Outcome.from_json(held).table == outcome.table
+    again = mlflow.pyfunc.load_model(f"runs:/{run.info.run_id}/model")
+    served = again.predict(X)
+    np.testing.assert_array_equal(served["label"], model.predict(X))
+    np.testing.assert_array_equal(served["decision"], served["probability"] >= model.best_threshold_)
+    assert again.metadata.metadata["threshold"] == model.best_threshold_ != 0.5
 
 
 def test_the_active_run_is_used_and_stays_open(store):

@@ -111,14 +111,16 @@ def run(*command, folder, code=0):
 
 def make_environment(folder, wanted, *, below=None):
     """An environment with a distribution and what that needs, on top of another one; the path of its Python."""
-    venv.create(folder, with_pip=True)
+    venv.create(folder)
     python = folder / "bin" / "python"
     if below is not None:
         where = "import sysconfig; print(sysconfig.get_path('purelib'))"
         (Path(run(python, "-c", where, folder=folder).strip()) / "below.pth").write_text(
             run(below, "-c", where, folder=folder)
         )
-    run(python, "-m", "pip", "install", "--quiet", *CONSTRAINTS, wanted, folder=folder)
+    # torch has thousands of files that nothing here imports
+    options = ("--quiet", "--no-compile", *CONSTRAINTS)
+    run(sys.executable, "-m", "pip", "--python", python, "install", *options, wanted, folder=folder)
     return python
 
 

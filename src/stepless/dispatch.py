@@ -55,13 +55,16 @@ class Dispatcher:
         metric: The metric.
         step: The smooth step.
         extra: What the loss does besides the metric of one batch, such as ``"memory"``; None where nothing.
+        blend: The share of plain cross-entropy in the loss, which the kernels of classes take along.
     """
 
-    def __init__(self, path: Path, metric: Metric, step: Step, extra: str | None = None) -> None:
+    def __init__(self, path: Path, metric: Metric, step: Step, extra: str | None = None, blend: float = 0.0) -> None:
         self.path, self.step = path, step
         self.decisions: Objective | None = None
         self.classes: Objective | None = None
         self._logged: set[str] = set()
+        if blend and path.task != "multiclass":
+            extra = extra or "a blend"
         objective = _ruled_out(path, step, extra) or _objective(path, metric, step)
         self._why = objective if isinstance(objective, str) else ""
         if isinstance(objective, str):
@@ -71,7 +74,7 @@ class Dispatcher:
         elif path.inputs != "logits" or path.weight is not None:
             self._why = "plain: classes with weights, or given as probabilities"
         else:
-            self.classes = objective
+            self.classes = objective._replace(blend=blend)
 
     def way(  # noqa: PLR0911 - a sentence for each reason
         self, input: Any, target: Any, sample_weight: Any = None, *, validate: bool = False, syncs: bool = False

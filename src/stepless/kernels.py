@@ -51,6 +51,7 @@ class Objective(NamedTuple):
         labels: Whether dimension 1 of the batch holds labels, whose losses are averaged.
         label_weight: Their weights in that average, where they are not equal.
         joint: Multiclass: whether ``of`` reads the cells of all classes at once; otherwise classes are averaged.
+        blend: Multiclass: the share of cross-entropy in the loss.
     """
 
     step: Step
@@ -62,6 +63,7 @@ class Objective(NamedTuple):
     labels: bool = False
     label_weight: tuple[float, ...] | None = None
     joint: bool = False
+    blend: float = 0.0
 
 
 @torch.inference_mode(False)

@@ -250,11 +250,11 @@ class MetricLoss(nn.Module):
         extras = {
             "constraints": self.constraints,
             "a schedule": self.schedule,
-            "a blend": self._blends(),
+            "a balanced blend": self.blend and self.cross_entropy == "balanced",
             "a memory": self.memory,
         }
         extra = next((name for name, there in extras.items() if there), None)
-        self._ways = Dispatcher(self.path, self.metric, self.step, extra)
+        self._ways = Dispatcher(self.path, self.metric, self.step, extra, self.blend)
 
     def advance(self, progress: float) -> None:
         """Report training progress in [0, 1] to the schedule; without a schedule this does nothing."""

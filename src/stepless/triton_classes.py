@@ -1,7 +1,8 @@
 """Fused twins of the multiclass path on CUDA, in Triton: a row at a time, no one-hot and no N×K array of decisions.
 
 1. Count: softmax, dynamic threshold and decision of a row; each program adds up its rows' true positives, supports and
-   predictions of every class. What the row needs again is noted down, four numbers.
+   predictions of every class, and cross-entropy where it is blended in. What the row needs again is noted down, four
+   numbers.
 2. Finish: the metric's own formula, traced, on all classes at once: their mean, or one formula that reads them all.
 3. Pull back: the row again from its notes, and its gradient.
 
@@ -74,13 +75,14 @@ def _decide_classes(p, tau, STEP: tl.constexpr, a, b):
 @triton.jit
 def _count_classes(
     x, y, shares, notes, rows, ignored, a, b,
-    CLASSES: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    CLASSES: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, BLEND: tl.constexpr,
 ):  # fmt: skip
-    """Each program's share of true positives, supports and predictions, ``(programs, 3, classes)``; notes on rows."""
+    """Each program's share of true positives, supports, predictions and, blended in, cross-entropy; notes on rows."""
     column = tl.arange(0, WIDE)[None, :]
     real = column < CLASSES
     stride = tl.full((), CLASSES, tl.int64)
-    slots = shares + tl.program_id(0) * 3 * stride
+    slots = shares + tl.program_id(0) * (3 * stride + BLEND)
+    entropy = tl.zeros((ROWS,), tl.float32)
     predicted = tl.zeros((ROWS, WIDE), tl.float32)
     if ROWS == 1:
         tl.store(slots + column, predicted, mask=real)
@@ -108,9 +110,11 @@ def _count_classes(
         own = tl.where(known, true, 0)
         one = tl.where(known, 1.0, float("nan"))
         predicted += h * tl.where(counted, share, 0.0)[:, None]
+        z = tl.load(x + row * stride + own, mask=there, other=0.0).to(tl.float32)
+        if BLEND:
+            entropy += tl.where(counted, first - z - tl.log(scale), 0.0)
         if ROWS == 1:
             # No other program writes to these slots, so the order of the sums, and the sums, are always the same.
-            z = tl.load(x + row * stride + own, mask=there, other=0.0).to(tl.float32)
             h, _ = _decide_classes((tl.exp(z - first) * scale)[:, None], tau, STEP, a, b)
             tl.atomic_add(slots + own, tl.sum(h, 1) * share, mask=counted, sem="relaxed")
             tl.atomic_add(slots + CLASSES + own, one, mask=counted, sem="relaxed")
@@ -123,6 +127,8 @@ def _count_classes(
         tl.store(note + 1, scale, mask=there)
         tl.store(note + 2, tau, mask=there)
         tl.store(note + 3, share, mask=there)
+    if BLEND:
+        tl.store(slots + 3 * CLASSES, tl.sum(entropy, 0))
     slots += tl.arange(0, WIDE)
     real = tl.arange(0, WIDE) < CLASSES
     if ROWS > 1:
@@ -147,7 +153,7 @@ def _add_shares(shares, sums, programs, width, DOWN: tl.constexpr, ACROSS: tl.co
 @triton.jit
 def _pull_back_classes(
     x, y, notes, upstream, out, rows, ignored, a, b,
-    CLASSES: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    CLASSES: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, BLEND: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, WIDE)[None, :]
     real = column < CLASSES
@@ -155,6 +161,7 @@ def _pull_back_classes(
     worths = notes + tl.full((), 4, tl.int64) * rows
     up = tl.load(upstream).to(tl.float32)
     alarm = tl.load(worths + CLASSES + column, mask=real, other=0.0) * up
+    rate = tl.load(worths + 2 * CLASSES) * up if BLEND else 0.0
     for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = start + tl.arange(0, ROWS)
         there = row < rows
@@ -178,6 +185,8 @@ def _pull_back_classes(
             mean, pull, slack = tl.reduce((worth * decided, worth * steep, steep), 1, _add_three)
             rest = (pull - mean * slack)[:, None]
             grad = share[:, None] * (steep * (worth - mean[:, None]) - p * rest)
+        if BLEND:
+            grad += rate * (p - tl.where(column == true[:, None], 1.0, 0.0))
         grad = tl.where(true[:, None] == ignored, 0.0, grad)
         tl.store(out + at, grad.to(out.dtype.element_ty), mask=there[:, None] & real)
 
@@ -194,6 +203,16 @@ def _finish_classes_kernel(objective: Objective) -> Any:
         [text.replace("total(", "over_classes(real, ") for text in texts] for texts in (lines, results)
     )
     parts = 1 if objective.joint else "classes"  # the mean of the classes' losses, or one loss
+    if not objective.joint:
+        value = f"tl.sum(tl.where(real, ({value}) / classes, 0.0), 0)"
+    share, blended = 1 - objective.blend, []
+    if objective.blend:
+        value = f"{share} * ({value}) + entropy * rate"
+        blended = [
+            "entropy = tl.load(sums + 3 * classes)",
+            f"rate = tl.where(total > 0, {objective.blend} / tl.maximum(total, 1.0), 0.0 * total)",
+            "tl.store(worths + 2 * classes, rate.to(tl.float32))",
+        ]
     body = [
         "k = tl.arange(0, WIDE)",
         "real = k < classes",
@@ -205,10 +224,11 @@ def _finish_classes_kernel(objective: Objective) -> Any:
         "total = tl.sum(support, 0)",
         *CELLS_FROM_SUMS,
         *lines,
-        f"value = {value}" if objective.joint else f"value = tl.sum(tl.where(real, ({value}) / classes, 0.0), 0)",
+        *blended,
+        f"value = {value}",
         "tl.store(loss, value.to(tl.float32))",
         *(
-            f"tl.store({out}, (((({plus}) - ({minus})) + zero) / {parts}).to(tl.float32), mask=real)"
+            f"tl.store({out}, (((({plus}) - ({minus})) + zero) / {parts} * {share}).to(tl.float32), mask=real)"
             for out, plus, minus in (("worths + k", tp, fn), ("worths + classes + k", fp, tn))
         ),
     ]
@@ -235,11 +255,13 @@ class _Plan:
         # The numbers were the fastest of a sweep over 10 to 8,000 classes on an H200.
         busy = 16 if together > 1 else 8 if wide <= 2048 else 4
         self.programs = min(triton.cdiv(rows, together), processors * busy)
-        shape = {"CLASSES": classes, "STEP": step, "WIDE": wide, "ROWS": together}
+        blend = int(objective.blend > 0)
+        self.width = 3 * classes + blend
+        shape = {"CLASSES": classes, "STEP": step, "WIDE": wide, "ROWS": together, "BLEND": blend}
         count_warps, pull_warps = (2, 4) if together > 1 else (max(1, wide // 1024), max(2, wide // 512))
         grid = (self.programs, 1, 1)
         self.count = Launch(_count_classes, grid, {**shape, "num_warps": min(8, count_warps)})
-        across = triton.cdiv(3 * classes, _ACROSS)
+        across = triton.cdiv(self.width, _ACROSS)
         self.add = Launch(_add_shares, (across, 1, 1), {"DOWN": _DOWN, "ACROSS": _ACROSS})
         self.finish = Launch(_finish_classes_kernel(objective), (1, 1, 1), {"WIDE": wide})
         self.pull_back = Launch(_pull_back_classes, grid, {**shape, "num_warps": min(8, pull_warps)})
@@ -257,12 +279,12 @@ class _FusedClassLoss(torch.autograd.Function):
         rows, classes = x.shape
         device = x.device
         plan = _plan(rows, classes, x.dtype, device, objective)
-        shares = torch.empty(plan.programs, 3 * classes, device=device)  # of tp, support, predicted
-        notes = torch.empty(rows * 4 + 2 * classes, device=device)  # of rows; then what decisions are worth
-        sums = torch.empty(3 * classes, dtype=torch.float64, device=device)
+        shares = torch.empty(plan.programs, plan.width, device=device)  # of tp, support, predicted, cross-entropy
+        notes = torch.empty(rows * 4 + 2 * classes + 1, device=device)  # of rows; then what decisions are worth
+        sums = torch.empty(plan.width, dtype=torch.float64, device=device)
         loss = torch.empty((), device=device)
         plan.count(x, y, shares, notes, rows, ignored, *plan.two)
-        plan.add(shares, sums, plan.programs, 3 * classes)
+        plan.add(shares, sums, plan.programs, plan.width)
         plan.finish(sums, notes, loss, rows, classes)
         ctx.save_for_backward(x, y, notes)
         ctx.plan, ctx.ignored = plan, ignored
