@@ -196,3 +196,23 @@ def test_an_expected_cut_never_says_the_same_of_every_row():
         assert 0 < (Identity("binary").probabilities(held) >= found.threshold).mean() < 1
     alike = expected(np.zeros(ROWS), rule("f1"), y, None, calibrate=True)
     assert alike.threshold == -np.inf  # nothing can be told apart
+
+
+def test_expected_offsets_are_best_if_rows_are_of_their_classes_as_often_as_calibrated():
+    random = np.random.default_rng(4)
+    p = random.dirichlet([2.0, 1.0, 0.2], 600)
+    y = (p.cumsum(1) > random.random((600, 1))).argmax(1)
+    several = rule("f1", "multiclass", 3, average="macro")
+    found = choose([ensemble("one", np.log(p))], several, y, None, np.arange(600) % 3, cut="expected")
+    p = found.calibration.probabilities(np.log(p))
+
+    def worth(offsets):
+        decided = np.eye(3)[several.decide(p, offsets)]
+        tp, predicted, support = (p * decided).sum(0), decided.sum(0), p.sum(0)
+        return (2 * tp / (predicted + support)).mean()
+
+    others = [np.zeros(3), *random.normal(size=(300, 3))]
+    assert worth(found.threshold) > worth(np.zeros(3)) + 0.01
+    assert worth(found.threshold) >= max(map(worth, others)) - 1e-3
+    plain = choose([ensemble("one", np.log(p))], several, y, None, np.arange(600) % 3, cut="expected", calibrate=False)
+    assert len(plain.options) == 2  # the better of offsets tuned on labels and none

@@ -56,10 +56,10 @@ class MetricBooster(Predicting):
         library: ``"lightgbm"``, ``"xgboost"`` or ``"catboost"``.
         forms: What to grow for: ``"cost"``, ``"cross_entropy"``, ``"metric"`` (the soft metric itself), or some of
             them. Where there are constraints, plain cross-entropy alone is used, and the threshold meets them.
-        threshold: ``"expected"`` for the threshold that is best if every held-out row is positive with the probability
-            that it is calibrated to, which is steadier than the best on their few true labels; ``"tuned"`` for the best
-            on these (and for several classes, whose offsets are always tuned so); ``"half"`` for ½ (the largest score);
-            ``"auto"`` for the better of the last two on held-out rows.
+        threshold: ``"expected"`` for the threshold (multiclass: offsets) that is best if every held-out row is of a
+            class with the probability that it is calibrated to, which is steadier than the best on their few true
+            labels; ``"tuned"`` for the best on these (and for several classes without ``calibrate``); ``"half"`` for ½
+            (the largest score); ``"auto"`` for the better of the last two on held-out rows.
         n_members: Boosters of each form, and so folds; 1 holds out a fifth of the rows once.
         n_estimators: Rounds, at most.
         learning_rate: How far each goes.
@@ -235,7 +235,8 @@ class MetricBooster(Predicting):
         rows = np.concatenate(folds) if folds else np.arange(len(target))
         numbers = np.repeat(np.arange(len(folds)), [len(fold) for fold in folds]) if folds else np.zeros(len(rows), int)
         y, w = target[rows], None if weight is None else weight[rows]
-        if self.threshold == "expected" and folds and rule.task == "binary":
+        foreseen = rule.task == "binary" or (self.calibrate and rule.subject_to is None)
+        if self.threshold == "expected" and folds and foreseen:
             return expected(held, rule, y, w, calibrate=self.calibrate)
         cut: Any = "tuned" if self.threshold == "expected" else self.threshold
         if not folds and rule.subject_to is None:

@@ -31,6 +31,8 @@ Combine = Literal["stack", "best"]
 
 #: Scores that differ by less are equal: the order of additions must not choose.
 _SAME = 1e-9
+#: A class of less probability does not count for a row's expected class, where another one does.
+_UNLIKELY = 0.02
 #: The share of rows that an expected cut leaves out at least.
 _LEFT_OUT = 0.02
 #: How many held-out scores a pool keeps.
@@ -135,7 +137,8 @@ def choose(
         weight: Of these rows.
         folds: The fold of each.
         cut: Which thresholds are considered. Constraints are met by a tuned one alone; held-out rows of one class can
-            tune none. An expected one is for two classes; for several, and for labels, it is the better of the others.
+            tune none. Without a calibration, or for an average over samples, an expected one of several classes or
+            labels is the better of the others.
         combine: Whether all ensembles decide together, or the best.
         calibrate: Whether probabilities are calibrated; otherwise they are the ensemble's own.
     """
@@ -146,7 +149,8 @@ def choose(
         ways = [("stack", stack_weights([e.held for e in ensembles], target, weight, rule.task))]
     elif count > 1:
         ways.append(("average", (1 / count,) * count))
-    if cut == "expected" and rule.task == "binary" and not constraints and _can_tune(rule, target):
+    foreseen = rule.task == "binary" or (calibrate and rule.average != "samples")
+    if cut == "expected" and foreseen and not constraints and _can_tune(rule, target):
         return _best_expected(ensembles, ways, rule, target, weight, calibrate=calibrate)
     tuned = [True] if constraints or cut == "tuned" else [False] if cut == "half" else [False, True]
     if not constraints and not _can_tune(rule, target):
@@ -188,20 +192,48 @@ def _best_expected(
 
 
 def expected(held: Floats, rule: Rule, target: NDArray[Any], weight: NDArray[Any] | None, *, calibrate: bool) -> Choice:
-    """Calibrate held-out scores, and cut where the metric is best if rows are positive as often as that says.
+    """Calibrate held-out scores, and cut where the metric is best if rows are of a class as often as that says.
 
-    The best cut on true labels follows each of them, and of few positives there are few. A calibration is a smooth fit
+    The best cut on true labels follows each of them, and of a rare class there are few. A calibration is a smooth fit
     to all rows, and so is the metric's expectation under it.
 
     Args:
-        held: Logits of held-out rows, two classes.
+        held: Logits of held-out rows of two classes or of labels, or log-probabilities of several classes.
         rule: What is decided, and how it is scored.
         target: Of these rows.
         weight: Of these rows.
-        calibrate: Whether probabilities are to be the calibrated ones; the cut is the same either way.
+        calibrate: Whether probabilities are to be the calibrated ones; the cut is the same either way. For several
+            classes and labels they are.
     """
-    calibration: Calibration = fit_calibration(held, target, weight, "binary")
+    calibration: Calibration = fit_calibration(held, target, weight, rule.task)
     p = calibration.probabilities(held)
+    threshold: float | tuple[float, ...]
+    if rule.task == "binary":
+        threshold, calibration = _expected_cut(p, rule, weight, calibration, calibrate=calibrate)
+    else:
+        threshold = _expected_cuts(p, rule, weight)
+    score = rule.score(rule.decide(calibration.probabilities(held), threshold), target, weight)
+    option = Option("average", (1.0,), True, score)
+    return Choice(option, (option,), calibration, threshold)
+
+
+def _expected_cuts(p: Floats, rule: Rule, weight: NDArray[Any] | None) -> tuple[float, ...]:
+    """The thresholds of labels, or offsets of classes, at which the metric is best in expectation."""
+    rows = np.arange(len(p))
+    held = Held(p, p, weight, rows, rows)
+    if rule.task == "multiclass":  # a row counts for each class as much as it is likely
+        rows, classes = np.nonzero(p > np.minimum(_UNLIKELY, p.max(1, keepdims=True) / 2))
+        share = p[rows, classes] if weight is None else p[rows, classes] * weight[rows]
+        held = Held(p[rows], classes, share, rows, rows)
+    found = rule.tune(held).threshold
+    assert isinstance(found, tuple)
+    return found
+
+
+def _expected_cut(
+    p: Floats, rule: Rule, weight: NDArray[Any] | None, calibration: Calibration, *, calibrate: bool
+) -> tuple[float, Calibration]:
+    """The threshold at which the metric of two classes is best in expectation, and the calibration it is for."""
     cut = tune_threshold(p, p, rule.resolved, rule.subject_to, weight, inputs="probabilities").threshold
     assert isinstance(cut, float)
     cut = _leave_some(cut, p, weight)
@@ -209,9 +241,7 @@ def expected(held: Floats, rule: Rule, target: NDArray[Any], weight: NDArray[Any
         plain = Identity("binary")
         cut = cut if math.isinf(cut) else float(plain.probabilities(calibration.inverse([cut]))[0])
         calibration = plain
-    score = rule.score(calibration.probabilities(held) >= cut, target, weight)
-    option = Option("average", (1.0,), True, score)
-    return Choice(option, (option,), calibration, cut)
+    return cut, calibration
 
 
 def _leave_some(cut: float, p: Floats, weight: NDArray[Any] | None) -> float:

@@ -93,10 +93,11 @@ class MetricClassifier(Predicting):
             (costs have no samples average).
         combine: ``"stack"`` for the mean of all, weighted so that held-out rows are most likely; ``"best"`` for the one
             with the best metric on held-out rows, or their plain average where that is better.
-        threshold: ``"expected"`` for the threshold that is best if every held-out row is positive with the probability
-            that it is calibrated to, which is steadier than the best on their few true labels; ``"tuned"`` for the best
-            on these (multiclass: offsets), ``"half"`` for ½ (the largest probability), ``"auto"`` for whichever of the
-            two does better on held-out rows. For several classes or labels, ``"expected"`` is ``"auto"``.
+        threshold: ``"expected"`` for the threshold (multiclass: offsets) that is best if every held-out row is of a
+            class with the probability that it is calibrated to, which is steadier than the best on their few true
+            labels; ``"tuned"`` for the best on these, ``"half"`` for ½ (the largest probability), ``"auto"`` for
+            whichever of the two does better on held-out rows. For several classes or labels without ``calibrate``,
+            and for a samples average, ``"expected"`` is ``"auto"``.
         n_members: Members of each kind, and so folds; 1 holds out a fifth of the rows once.
         average: Multiclass and multilabel: ``"macro"`` (default), ``"micro"``, ``"weighted"``, or ``"samples"``.
         subject_to: Constraints, as in ``"precision >= 0.9"``.
