@@ -61,6 +61,7 @@ def render(records: Sequence[Record]) -> str:
         INTRO.format(limit=CONFIG["row_limit"], folds=CONFIG["folds"], trees=CONFIG["trees"]),
         "## How far it is",
         _progress(records),
+        _cost(records),
         "## What was asked, and what was found",
         _claims(records),
     ]
@@ -112,6 +113,16 @@ def _progress(records: Sequence[Record]) -> str:
             row.append(", ".join(f"{name} ({count})" for name, count in slow.items()) or "nobody")
             rows.append(row)
     return _rows(["task", "metric", *(f"{half} sets finished" for half in HALVES), "left out (sets done)"], rows)
+
+
+def _cost(records: Sequence[Record]) -> str:
+    """What everything took, fits that do not see the metric counted once."""
+    total = 0.0
+    for record in records:
+        for name, entries in record["entries"].items():
+            each = [sum(entry["seconds"]) for entry in entries.values()]
+            total += sum(each) if name.startswith(("Metric", *PUBLISHED)) else max(each)
+    return f"All of this took {total / 3600:.1f} hours of one processor, of several machines."
 
 
 def _behind(records: Sequence[Record], task: str, metric: str) -> dict[str, int]:

@@ -78,7 +78,10 @@ class Standing:
 
     def collapses(self, name: str) -> int:
         """On how many sets all folds were decided alike, row by row, where those of cross-entropy were not."""
-        return sum(all(self.entry(r, name)["single"]) and not all(self.entry(r, PLAIN)["single"]) for r in self.records)
+        return sum(
+            all(self.entry(r, name)["single"]) and not all(next(iter(r["entries"][PLAIN].values()))["single"])
+            for r in self.records
+        )
 
     def seconds(self, name: str) -> float:
         """Processor seconds of a fit, at the mean."""
