@@ -134,6 +134,22 @@ def test_best_is_the_value_of_a_perfect_decision(text, maximize, best):
     assert metric.greater_is_better is (maximize is not False)
 
 
+@pytest.mark.parametrize(
+    ("text", "greater"),
+    [
+        ("5*fn + fp", False),
+        ("1 - f1", False),
+        ("fp / tp", False),
+        ("(fp - fn)**2", False),
+        ("f1 + recall", True),
+        ("tp - 3*fp", True),
+    ],
+)
+def test_the_direction_is_that_in_which_right_decisions_are_better(text, greater):
+    assert resolve(text).greater_is_better is greater
+    assert resolve(text, maximize=not greater).greater_is_better is not greater  # whoever says so is believed
+
+
 def test_a_name_may_have_spaces_around_it():
     assert resolve(" f1\n") == resolve("f1")
 

@@ -57,7 +57,7 @@ MetricOption = Annotated[
 Options = Annotated[
     list[str], typer.Option("--option", help="An option of the metric, as in beta=2.", show_default=False)
 ]
-Minimize = Annotated[bool, typer.Option("--minimize", help="Less of the formula is better.")]
+Minimize = Annotated[bool, typer.Option("--minimize", help="Less of the formula is better, whatever it counts.")]
 SubjectTo = Annotated[str | None, typer.Option(help='Constraints, as in "precision >= 0.9".', show_default=False)]
 AverageOption = Annotated[
     str | None,

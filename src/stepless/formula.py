@@ -42,14 +42,15 @@ def resolve(metric: Any, *, maximize: bool | None = None, **options: Any) -> Met
 
     Args:
         metric: What to score by.
-        maximize: For formulas only: whether greater is better (default True).
+        maximize: For formulas only: whether greater is better. None: unless it is less where most decisions are right
+            than where most are wrong; so a formula that counts errors is minimised.
         options: For named metrics only: their options, such as ``beta``.
 
     Example:
         >>> resolve("f_beta", beta=2)
         Metric(name='f_beta', best=1.0, greater_is_better=True, kind='class', options=(('beta', 2),))
-        >>> resolve("5*fn + fp", maximize=False).best
-        0.0
+        >>> resolve("5*fn + fp").greater_is_better
+        False
     """
     if isinstance(metric, str) and metric.strip() in METRICS:
         metric = METRICS[metric.strip()]
@@ -89,8 +90,8 @@ def _check_options(metric: Metric) -> None:
     metric(*(cells,) if metric.kind == "matrix" else Counts(cells, cells, cells, cells))
 
 
-#: Counts (tp, fp, fn, tn) on which a formula is tried; the second row is a perfect decision.
-_PROBE = ((3.0, 1.0, 2.0, 4.0), (1.0, 0.0, 0.0, 1.0), (5.0, 2.0, 7.0, 1.0))
+#: Counts (tp, fp, fn, tn) on which a formula is tried: all decisions right, most of them right, most of them wrong.
+_PROBE = ((1.0, 0.0, 0.0, 1.0), (8.0, 1.0, 2.0, 9.0), (1.0, 9.0, 7.0, 3.0))
 
 
 @torch.inference_mode(False)
@@ -107,16 +108,22 @@ def _probed(name: str, function: Callable[..., Array], maximize: bool | None) ->
             f"the formula {name!r} could not be computed from (tp, fp, fn, tn): {type(error).__name__}: {error}."
             " It must be arithmetic on the four counts."
         ) from error
-    if not isinstance(value, Tensor) or value.shape != (3,):
-        got = f"shape {tuple(value.shape)} for shape (3,)" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    if not isinstance(value, Tensor) or value.shape != (len(_PROBE),):
+        got = (
+            f"shape {tuple(value.shape)} for shape ({len(_PROBE)},)"
+            if isinstance(value, Tensor)
+            else f"a {type(value).__name__}"
+        )
         raise ValueError(f"the formula {name!r} must give one number for each entry of (tp, fp, fn, tn); got {got}.")
     if not value.requires_grad or not torch.autograd.grad(value.sum(), probe, retain_graph=True)[0].any():
         raise ValueError(
             f"the formula {name!r} has no gradient with respect to the counts; use no comparison or rounding in it, nor"
             " .item() or .detach()."
         )
-    best = value[1].item()
-    return Metric(name, function, best if math.isfinite(best) else 0.0, maximize is not False)
+    best, good, bad = value.tolist()
+    if maximize is None:
+        maximize = not good < bad
+    return Metric(name, function, best if math.isfinite(best) else 0.0, maximize)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
