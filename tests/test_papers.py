@@ -13,8 +13,8 @@ import torch
 import stepless as sl
 
 FOLDER = Path(__file__).parent.parent / "benchmarks" / "papers"
-MODULES = ("frame", "perceptrons", "judging", "resampling", "resnet", "anyloss_runs", "anyloss_scale", "anyloss_wins",
-           "pack_anyloss")  # fmt: skip
+MODULES = ("frame", "wording", "perceptrons", "judging", "resampling", "resnet", "anyloss_runs", "anyloss_scale",
+           "anyloss_wins", "anyloss_sets", "pack_anyloss")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,62 @@ def test_every_table_has_its_config_and_a_name_of_its_own(papers):
     assert len(names) == len(set(names))
     for table in papers["frame"].tables():
         assert table.protocol
+
+
+def test_every_table_copes_with_the_cells_that_are_there(papers):
+    """Cells arrive in any order: a page of some of them is made without a word of the others."""
+    random = np.random.default_rng(0)
+    for results in papers["page"].read():
+        folds, table = results.folds, results.table
+        for number in {1, 2, len(folds) // 2} - {0}:
+            chosen = set(random.permutation(list(folds))[:number])
+            part = {cell: value for cell, value in folds.items() if cell in chosen}
+            if part:
+                table.verdicts(part)
+                assert "None" not in "".join(table.show(part))
+                assert "None" not in table.summary(part)
+                assert table.missing(part) == table.missing(folds) + len(folds) - len(part)
+
+
+def test_a_table_that_is_partly_run_says_so_and_folds_what_holds_away(papers, tmp_path):
+    frame, page, table = papers["frame"], papers["page"], toy(papers)
+    held = [frame.Verdict(f"claim {i}", "1", "1", frame.REPRODUCED) for i in range(9)]
+    table.verdicts = lambda folds: [frame.judged("all is well", "yes", "no", holds=False, reason="Not yet."), *held]
+    table.show = lambda folds: ["words"]
+    results = frame.run(table, frame.Context(), tmp_path, frame.Choice(["a"]))
+    text = page.render([results])
+    assert "**Partly run**: 1 of 3 cells are missing" in text
+    assert "| **Toy** | all tables | 9 | 1 |  | 1 |" in text
+    assert text.index("**not reproduced**: Not yet.") < text.index("The 9 claims that were reproduced")
+    assert "Not run so far." in page.render([frame.Results(table)])
+
+
+def test_shares_of_all_sets_are_judged_once_all_have_run(papers):
+    table, sets = papers["anyloss_sets"].Scales(), papers["anyloss_wins"].SETS
+    random = np.random.default_rng(0)
+
+    def some(number):
+        return {f"{i}/{m}/{s:g}": {"counts": random.integers(1, 50, (10, 4)).tolist()} for i in range(1, number + 1)
+                for m in table.protocol["metrics"] for s in table.protocol["scales"]}  # fmt: skip
+
+    assert len(table.verdicts(some(sets))) == 3
+    assert table.missing(some(sets)) == 0
+    assert not table.verdicts(some(sets - 1))
+
+
+def test_clearly_is_by_two_standard_errors(papers):
+    wording = papers["wording"]
+    assert wording.level([0.5, 0.6, 0.7], [0.4, 0.5, 0.61]) == "clearly above"
+    assert wording.level([0.5, 0.6, 0.7], [0.4, 0.9, 0.7]) == "**below**, not clearly"
+    assert wording.tally(["clearly above"]) == "clearly above"
+    found = wording.tally(["clearly above", "**below**, not clearly", "**clearly below**"])
+    assert found == "clearly above in 1 and clearly below in 1 of 3, not clearly apart in 1 (mean below in 1)"
+    assert wording.listing(["a", "b", "c"]) == "a, b and c"
+
+
+def test_folds_that_decide_nothing_are_seen(papers):
+    folds = {"a": {"counts": [[3, 7, 0, 0], [0, 0, 3, 7], [2, 0, 1, 7]]}}
+    assert papers["anyloss_runs"].constant(folds, "a", "f1").tolist() == [True, True, False]
 
 
 def toy(papers):

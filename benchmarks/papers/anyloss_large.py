@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from anyloss_runs import mean, mlp, problem, slp
+from anyloss_runs import FOLDS, constant, mean, mlp, problem, scores, slp
 from anyloss_wins import shown
-from frame import NOT_RUNNABLE, Context, Folds, Json, Table, Verdict, judged, packed, rows
+from frame import NOT_RUNNABLE, REPRODUCED, Context, Folds, Json, Table, Verdict, judged, packed, rows
 from judging import WORDS, count, tuned
 from perceptrons import METRICS
 from resnet import resnet50, small
 from torch import Tensor, nn
+from wording import LEVELS, level, tally
 
 import stepless as sl
 
@@ -97,15 +98,35 @@ class Images(Table):
             found.append(
                 judged(f"ResNet-50: {WORDS[metric]} of AnyLoss is above BCE's", f"{said[2]:.3f} > {said[1]:.3f}",
                        f"{ours:.4f} and {bce:.4f}", holds=ours > bce,
-                       reason="Both are near 1, a few images apart; digit, epochs and rates are not printed.")
+                       reason=self._reason(folds, metric))
             )  # fmt: skip
         return found
 
+    def _alike(self, folds: Folds, loss: str) -> int:
+        """For how many digits the network calls every image the same."""
+        cells = [f"resnet50/{digit}/{loss}" for digit in self.protocol["digits"]]
+        return sum(int(constant(folds, cell, "")[0]) for cell in cells if cell in folds)
+
+    def _reason(self, folds: Folds, metric: str) -> str:
+        stuck, other, digits = self._alike(folds, metric), self._alike(folds, "bce"), len(self.protocol["digits"])
+        missing = "digit, epochs, rates and batches are not printed, and other rates and scales L were not tried"
+        if stuck:
+            return (
+                f"The network calls every image the same for {stuck} of {digits} digits with AnyLoss, for {other} with"
+                f" BCE at the same rate: training on 1 − metric from the start got stuck; {missing}."
+            )
+        return f"Reason not found: {missing}."
+
     def summary(self, folds: Folds) -> str:
+        metrics = self.protocol["metrics"]
+        stuck = sum(self._alike(folds, metric) for metric in metrics)
         found = [self._mean(folds, "resnet50", loss, "f1") for loss in ("bce", "f1", "rival")]
         if None in found:
             return ""
-        return f"ResNet-50, F-1: BCE {found[0]:.4f}, AnyLoss {found[1]:.4f}, BCE + tuned threshold {found[2]:.4f}."
+        return (
+            f"ResNet-50, F-1: BCE {found[0]:.4f}, AnyLoss {found[1]:.4f}, BCE + tuned threshold {found[2]:.4f}. AnyLoss"
+            f" calls every image the same in {stuck} of {len(metrics) * len(self.protocol['digits'])} trainings."
+        )
 
     def show(self, folds: Folds) -> list[str]:
         body = []
@@ -128,7 +149,13 @@ class Images(Table):
             " The paper says neither which digit it took nor how it trained. `MetricClassifier` has no convolutions and"
             " takes no part."
         )
-        return [words, rows(["network", "metric", "MSE", "BCE", "AnyLoss", "BCE + tuned threshold"], body)]
+        lost = []
+        for metric in self.protocol["metrics"]:
+            ours, rival = (self._mean(folds, "resnet50", loss, metric) for loss in (metric, "rival"))
+            if ours is not None and rival is not None and ours < rival:
+                lost.append(f"{WORDS[metric]} ({ours:.4f} against {rival:.4f})")
+        parts = [words, rows(["network", "metric", "MSE", "BCE", "AnyLoss", "BCE + tuned threshold"], body)]
+        return [*parts, f"AnyLoss is **below** BCE + tuned threshold on {', '.join(lost)}."] if lost else parts
 
 
 def _loss(name: str) -> nn.Module:
@@ -182,31 +209,64 @@ class Large(Table):
                 found.append(
                     judged(f"{WORDS[metric]}, {net.upper()}: AnyLoss is above MSE and BCE on a large set",
                            "/".join(f"{v:.3f}" for v in said), "/".join(f"{v:.3f}" for v in three),
-                           holds=three[2] > max(three[:2]), reason="Not on donors, which stands in for Huge Titanic.")
+                           holds=three[2] > max(three[:2]), reason=self._reason(folds, net, base, metric))
                 )  # fmt: skip
         return found
 
-    def summary(self, folds: Folds) -> str:
-        parts = []
+    def _reason(self, folds: Folds, net: str, base: str, metric: str) -> str:
+        """Folds in which nothing is decided, or else that the set is another."""
+        stuck = {word: int(constant(folds, f"{net}/{kind}", metric).sum())
+                 for word, kind in (("MSE", base), ("BCE", "bce"), ("AnyLoss", metric))}  # fmt: skip
+        other = "donors stands in for Huge Titanic, whose rates are not printed"
+        if stuck["AnyLoss"]:
+            said = ", ".join(f"{number} with {word}" for word, number in stuck.items())
+            return f"Folds of {FOLDS} that decide all rows alike: {said}; {other}."
+        return f"Reason not found: no fold of AnyLoss decides all rows alike; {other}."
+
+    def _against(self, folds: Folds) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {kind: [] for kind in LEVELS}
         for net in ("slp", "mlp"):
-            found = [mean(folds, f"{net}/{kind}", "f1") for kind in ("bce", "f1", "rival")]
-            if None not in found:
-                parts.append(f"{net.upper()}: BCE {found[0]:.3f}, AnyLoss {found[1]:.3f}, BCE + tuned {found[2]:.3f}")
-        return f"F-1 on donors. {'; '.join(parts)}." if parts else ""
+            for metric in self.protocol["metrics"]:
+                ours, rival = (scores(folds, f"{net}/{kind}", metric) for kind in (metric, "rival"))
+                if ours is not None and rival is not None:
+                    words = f"{net.upper()} {WORDS[metric]} ({ours.mean():.3f}, {rival.mean():.3f})"
+                    found[level(ours, rival)].append(words)
+        return found
+
+    def summary(self, folds: Folds) -> str:
+        held = [v.verdict == REPRODUCED for v in self.verdicts(folds)]
+        if not held:
+            return ""
+        against = [kind for kind, cases in self._against(folds).items() for _ in cases]
+        words = f"On donors AnyLoss is above MSE and BCE at ½ in {sum(held)} of {len(held)} rows"
+        return f"{words}; against BCE + tuned threshold it is {tally(against)}." if against else f"{words}."
 
     def show(self, folds: Folds) -> list[str]:
         body = []
         for net in ("slp", "mlp"):
             base = "delta" if net == "slp" else "mse"
             for metric in self.protocol["metrics"]:
-                found = [mean(folds, f"{net}/{kind}", metric) for kind in (base, "bce", metric, "rival")]
-                if None not in found[:3]:
-                    body.append([net.upper(), WORDS[metric], *map(shown, found)])
+                kinds = (base, "bce", metric, "rival")
+                found = [mean(folds, f"{net}/{kind}", metric) for kind in kinds]
+                if None in found[:3]:
+                    continue
+                row = [net.upper(), WORDS[metric]]
+                for kind, value in zip(kinds, found, strict=True):
+                    alike = 0 if value is None else int(constant(folds, f"{net}/{kind}", metric).sum())
+                    row.append(shown(value) + (f" ({alike})" if alike else ""))
+                body.append(row)
         words = (
             "Huge Titanic could not be had; donors (ADBench, 619,326 rows, 10 features, 5.9 % positive) stands in:"
-            " directions can be compared, numbers cannot."
+            f" directions can be compared, numbers cannot. In brackets: in how many of the {FOLDS} folds all rows are"
+            " decided alike."
         )
-        return [words, rows(["network", "metric", "MSE", "BCE", "AnyLoss", "BCE + tuned threshold"], body)]
+        lines = [f"- {kind}: {', '.join(cases)}" for kind, cases in self._against(folds).items() if cases]
+        table = rows(["network", "metric", "MSE", "BCE", "AnyLoss", "BCE + tuned threshold"], body)
+        return [
+            words,
+            table,
+            *(["AnyLoss against the honest rival, BCE + tuned threshold:", "\n".join(lines)] if lines else []),
+        ]
 
 
 TABLES = [Images(), Large()]

@@ -218,3 +218,10 @@ def mean(folds: Folds, cell: str, metric: str) -> float | None:
     """Its mean over folds."""
     found = scores(folds, cell, metric)
     return None if found is None else float(found.mean())
+
+
+def constant(folds: Folds, cell: str, metric: str) -> np.ndarray:
+    """Of each fold, whether all of its rows are decided alike at ½: whether the net decides nothing there."""
+    counts = folds[cell]["counts"]
+    tp, fp, fn, tn = np.asarray(counts[metric] if isinstance(counts, dict) else counts).T
+    return (tp + fp == 0) | (fn + tn == 0)

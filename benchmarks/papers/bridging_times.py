@@ -72,6 +72,10 @@ class Times(Table):
             )
         return verdicts
 
+    def summary(self, folds: Folds) -> str:
+        ratios = [cell["f1"] / cell["bce"] for cell in folds.values()]
+        return f"An epoch of F1* takes {min(ratios):.1f} to {max(ratios):.1f} times one of BCE." if ratios else ""
+
     def show(self, folds: Folds) -> list[str]:
         minutes = self.minutes(folds)
         body = [

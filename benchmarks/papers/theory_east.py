@@ -81,6 +81,15 @@ class Annealed(Table):
             )
         return [words, picture(self.name, "distance of soft and hard metric against sharpness and n")]
 
+    def summary(self, folds: Folds) -> str:
+        if not folds:
+            return ""
+        first, last = (max(cell["by_sharpness"][place] for cell in folds.values()) for place in (0, -1))
+        return (
+            f"As the step sharpens, soft and hard metric of our build meet (at most {first:.3f} apart, then"
+            f" {last:.5f})."
+        )
+
     def draw(self, folds: Folds) -> dict[str, Any]:
         from matplotlib.figure import Figure  # noqa: PLC0415 - only where pictures are drawn
 
@@ -97,8 +106,8 @@ class Annealed(Table):
             xscale="log", yscale="log", xlabel="sharpness of the step", ylabel="|soft − hard|", title="at the largest n"
         )
         right.set(xscale="log", xlabel="n", title="as n grows")
-        for axes in (left, right):
-            axes.legend(fontsize=7)
+        left.legend(fontsize=8)
+        right.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
         return {self.name: figure}
 
     def directions(self, folds: Folds) -> dict[str, bool]:
