@@ -34,7 +34,7 @@ _SAME = 1e-9
 #: A class of less probability does not count for a row's expected class, where another one does.
 _UNLIKELY = 0.02
 #: The share of rows that an expected cut leaves out at least.
-_LEFT_OUT = 0.02
+_LEFT_OUT = 0.05
 #: How many held-out scores a pool keeps.
 _MOST = 20_000
 
