@@ -84,7 +84,7 @@ def render(records: Sequence[Record]) -> str:
 def _standing(records: Sequence[Record], task: str, half: str, metric: str) -> Standing | None:
     """Contestants are those of the task, in whichever half; sets are those of the half."""
     found = standing([r for r in records if r["task"] == task and (r["half"] == FULL) == (half == FULL)], metric)
-    if found is None:
+    if found is None or PLAIN not in found.names:  # without whom nobody is compared with anything
         return None
     keep = [i for i, r in enumerate(found.records) if r["half"] == half]
     if not keep:
