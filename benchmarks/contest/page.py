@@ -242,16 +242,21 @@ def _parts(records: Sequence[Record]) -> str:
     tables = []
     for metric in CLAIMED:
         found = standing(halved(records), metric, parts=True)
-        if found is not None:
+        if found is not None and any(map(is_part, found.names)):
             ranks = found.ranks([n for n in found.names if n.startswith(("MetricClassifier", "MetricBooster"))])
-            rows = []
+            rows, words = [], []
             for name, rank in ranks.items():
                 whole, rival = name.partition(",")[0], TUNED_NET if name.startswith("MetricC") else TUNED_TREES
+                duel = found.duel(name, whole)
+                if name != whole and duel.wins >= duel.losses:
+                    words.append(f"- {name}: wins {duel.wins} and loses {duel.losses} against the whole.")
                 duels = ["" if name == whole else str(found.duel(name, whole)), f"{found.duel(name, rival)} ({rival})"]
                 rows.append([name, f"{found.of(name).mean():.4f}", f"{rank:.2f}", *duels, f"{found.seconds(name):.2f}"])
             head = ["what is left", "mean", "mean rank among these", "wins/ties/losses against the whole",
                     "against its rival", "seconds a fit"]  # fmt: skip
             tables.append(f"{metric}, {_sets(len(found.records))}\n\n{_rows(head, rows)}")
+            if words:
+                tables.append("What can be left out here without a loss:\n\n" + "\n".join(words))
     return "\n\n".join(tables) or "Not measured so far."
 
 
