@@ -216,3 +216,18 @@ def test_expected_offsets_are_best_if_rows_are_of_their_classes_as_often_as_cali
     assert worth(found.threshold) >= max(map(worth, others)) - 1e-3
     plain = choose([ensemble("one", np.log(p))], several, y, None, np.arange(600) % 3, cut="expected", calibrate=False)
     assert len(plain.options) == 2  # the better of offsets tuned on labels and none
+
+
+def test_expected_offsets_of_many_rows_are_those_of_an_even_part(monkeypatch):
+    random = np.random.default_rng(5)
+    p = random.dirichlet([2.0, 1.0, 0.3], 3000)
+    y = (p.cumsum(1) > random.random((3000, 1))).argmax(1)
+    several = rule("f1", "multiclass", 3, average="macro")
+    whole = expected(np.log(p), several, y, None, calibrate=True)
+    seen = []
+    tune = Rule.tune
+    monkeypatch.setattr(Rule, "tune", lambda self, held: seen.append(len(held.scores)) or tune(self, held))
+    monkeypatch.setattr("stepless.choosing._LARGEST", 6_000)
+    part = expected(np.log(p), several, y, None, calibrate=True)
+    assert seen[0] * 3 <= 6_600
+    assert part.option.score == pytest.approx(whole.option.score, abs=0.02)

@@ -12,8 +12,8 @@ import stepless as sl
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
-from stepless.integrations.arrays import TORCH_ONLY, ArrayLoss, array_loss  # noqa: E402
-from stepless.integrations.jax import metric_loss  # noqa: E402
+from stepless.integrations.arrays import TORCH_ONLY, ArrayLoss, array_loss  # noqa: E402 - after importorskip
+from stepless.integrations.jax import metric_loss  # noqa: E402 - after importorskip
 
 TASKS = ("binary", "multiclass", "multilabel")
 STEPS = [name for name in sl.STEPS if name != "hard"]

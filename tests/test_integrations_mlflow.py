@@ -17,9 +17,9 @@ from .quick import quick  # noqa: F401 - a fixture
 mlflow = pytest.importorskip("mlflow")
 pd = pytest.importorskip("pandas")
 
-from stepless.contestants import Aim, fit_contestant  # noqa: E402
-from stepless.integrations import mlflow as logging  # noqa: E402
-from stepless.outcome import Outcome  # noqa: E402
+from stepless.contestants import Aim, fit_contestant  # noqa: E402 - after importorskip
+from stepless.integrations import mlflow as logging  # noqa: E402 - after importorskip
+from stepless.outcome import Outcome  # noqa: E402 - after importorskip
 
 
 @pytest.fixture

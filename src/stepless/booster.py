@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepless.boosting import Library
-from stepless.choosing import Choice, check_cut, choose, expected
+from stepless.choosing import Choice, check_cut, choose, expected, foreseeable
 from stepless.costs import Costs, Floats, Form
 from stepless.growing import Growth, Watch, grow
 from stepless.model import Model, library_versions, mean_score
@@ -235,8 +235,8 @@ class MetricBooster(Predicting):
         rows = np.concatenate(folds) if folds else np.arange(len(target))
         numbers = np.repeat(np.arange(len(folds)), [len(fold) for fold in folds]) if folds else np.zeros(len(rows), int)
         y, w = target[rows], None if weight is None else weight[rows]
-        foreseen = rule.task == "binary" or (self.calibrate and rule.subject_to is None)
-        if self.threshold == "expected" and folds and foreseen:
+        met = rule.task == "binary" or rule.subject_to is None  # constraints on offsets are met by tuned ones alone
+        if self.threshold == "expected" and folds and met and foreseeable(rule, calibrate=self.calibrate):
             return expected(held, rule, y, w, calibrate=self.calibrate)
         cut: Any = "tuned" if self.threshold == "expected" else self.threshold
         if not folds and rule.subject_to is None:

@@ -51,7 +51,7 @@ def objective(
             ``"metric"``: the soft metric itself. See `stepless.costs`.
         target: CatBoost, which needs to know all rows beforehand: the training target.
         sample_weight: CatBoost: the weights of the training rows, where there are any.
-        maximize: For formulas: whether greater is better (default: as it counts rights or wrongs).
+        maximize: For formulas: whether greater is better (default: if right decisions make it so).
         options: Options of the metric, such as ``beta``.
 
     Returns:
@@ -104,7 +104,7 @@ def evaluation(
         task: ``"binary"`` or ``"multiclass"``.
         classes: Multiclass: how many classes there are.
         average: Multiclass: ``"macro"`` (default), ``"micro"`` or ``"weighted"``.
-        maximize: For formulas: whether greater is better (default: as it counts rights or wrongs).
+        maximize: For formulas: whether greater is better (default: if right decisions make it so).
         options: Options of the metric.
 
     Returns:

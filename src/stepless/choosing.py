@@ -33,6 +33,8 @@ Combine = Literal["stack", "best"]
 _SAME = 1e-9
 #: A class of less probability does not count for a row's expected class, where another one does.
 _UNLIKELY = 0.02
+#: How many probabilities are looked at to find the expected offsets of classes.
+_LARGEST = 2_000_000
 #: The share of rows that an expected cut leaves out at least.
 _LEFT_OUT = 0.05
 #: How many held-out scores a pool keeps.
@@ -149,8 +151,7 @@ def choose(
         ways = [("stack", stack_weights([e.held for e in ensembles], target, weight, rule.task))]
     elif count > 1:
         ways.append(("average", (1 / count,) * count))
-    foreseen = rule.task == "binary" or (calibrate and rule.average != "samples")
-    if cut == "expected" and foreseen and not constraints and _can_tune(rule, target):
+    if cut == "expected" and foreseeable(rule, calibrate=calibrate) and not constraints and _can_tune(rule, target):
         return _best_expected(ensembles, ways, rule, target, weight, calibrate=calibrate)
     tuned = [True] if constraints or cut == "tuned" else [False] if cut == "half" else [False, True]
     if not constraints and not _can_tune(rule, target):
@@ -191,6 +192,11 @@ def _best_expected(
     return replace(found[_best([*found], rule)], options=tuple(found))
 
 
+def foreseeable(rule: Rule, *, calibrate: bool) -> bool:
+    """Whether there is an expected cut: of two classes always; cuts of several are in calibrated probabilities."""
+    return rule.task == "binary" or (calibrate and rule.average != "samples")
+
+
 def expected(held: Floats, rule: Rule, target: NDArray[Any], weight: NDArray[Any] | None, *, calibrate: bool) -> Choice:
     """Calibrate held-out scores, and cut where the metric is best if rows are of a class as often as that says.
 
@@ -223,6 +229,8 @@ def _expected_cuts(p: Floats, rule: Rule, weight: NDArray[Any] | None) -> tuple[
     held = Held(p, p, weight, rows, rows)
     if rule.task == "multiclass":  # a row counts for each class as much as it is likely
         rows, classes = np.nonzero(p > np.minimum(_UNLIKELY, p.max(1, keepdims=True) / 2))
+        kept = rows % math.ceil(len(rows) * p.shape[1] / _LARGEST) == 0  # an even part where there are too many
+        rows, classes = rows[kept], classes[kept]
         share = p[rows, classes] if weight is None else p[rows, classes] * weight[rows]
         held = Held(p[rows], classes, share, rows, rows)
     found = rule.tune(held).threshold

@@ -70,7 +70,7 @@ def compare(
         X: Rows: an array, a list of rows, or a pandas or polars frame. Categories and missing values are fine.
         y: Labels ``(N,)``, or 0 and 1 ``(N, labels)``.
         metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
-        maximize: For formulas: whether greater is better (default: as it counts rights or wrongs).
+        maximize: For formulas: whether greater is better (default: if right decisions make it so).
         average: Multiclass and multilabel: ``"macro"`` (default), ``"micro"``, ``"weighted"``, or ``"samples"``.
         subject_to: Constraints, as in ``"precision >= 0.9"``.
         task: What ``y`` must be; None takes it as it is.

@@ -65,7 +65,7 @@ class MetricLoss(nn.Module):
         sync: Under ``torch.distributed`` the loss is that of all ranks' batches together. None: in training; True: in
             evaluation as well; a process group: among its ranks; False: never.
         gradients: How the ranks' gradients are merged later: ``"mean"`` (DDP, FSDP) or ``"sum"``.
-        maximize: For formulas: whether greater is better (default: as it counts rights or wrongs).
+        maximize: For formulas: whether greater is better (default: if right decisions make it so).
         validate: Check values (NaN, ranges, negative weights) in every forward. This waits for an accelerator.
         options: Options of the metric, such as ``beta`` or ``zero_division``.
 

@@ -60,7 +60,7 @@ def tune_threshold(
         average: ``"macro"`` (default), ``"micro"``, ``"weighted"`` or ``"samples"`` (multilabel).
         inputs: What the scores are: ``"scores"`` (any numbers; the threshold is in their units), ``"probabilities"`` or
             ``"logits"``. Multiclass needs to know: probabilities or logits.
-        maximize: For formulas: whether greater is better (default: as it counts rights or wrongs).
+        maximize: For formulas: whether greater is better (default: if right decisions make it so).
         restarts: Random starts of the multiclass search.
         random_state: Seed of these starts.
         options: Options of the metric, such as ``beta``.
