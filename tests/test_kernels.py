@@ -16,7 +16,7 @@ from stepless import kernels
 from stepless.dispatch import FUSED_CPU, logger
 from stepless.kernels import plain_loss
 from stepless.steps import STEPS, Linear, Step
-from stepless.tracing import differentiated, over_labels
+from stepless.tracing import differentiated, over_labels, straight_line
 
 TASKS = ("binary", "multilabel")
 SMOOTH = [name for name in STEPS if name != "hard"]
@@ -204,11 +204,19 @@ def test_numbers_arrays_and_the_loop_say_the_same(rows, metric):
     arrays = np.stack([np.broadcast_to(x, len(rows)) for x in objective.differentiate_each(*np.array(rows).T)], -1)
     np.testing.assert_allclose(arrays, numbers, rtol=1e-9, atol=1e-12)
     sums = [(tp, tp + fp, tp + fn, tp + fp + fn + tn) for tp, fp, fn, tn in rows]
-    loss, alarms, more = over_labels(objective.of)(sums, [1.0] * len(rows), 0.0)
+    loss, alarms, more = over_labels(objective.of)(sums, [1.0] * len(rows), (1.0, 0.0, 1.0), 0.0)
     again = np.array([objective.differentiate(tp, p - tp, s - tp, n - s - p + tp) for tp, p, s, n in sums])
     np.testing.assert_allclose(loss, again[:, 0].sum(), rtol=1e-9)
     np.testing.assert_allclose(alarms, again[:, 2] - again[:, 4], rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(more, again[:, 1] - again[:, 3] - again[:, 2] + again[:, 4], rtol=1e-9, atol=1e-12)
+
+
+def test_what_a_formula_says_twice_is_computed_once():
+    lines, (value, tp, fp, *_) = straight_line(lambda c: c[0] * c[1] + c[1] * c[0] + 0.0 * c[2])
+    assert sum(" * " in line and "v0" in line for line in lines if line.startswith("v")) == 1
+    numbers = {"tp": 3.0, "fp": 4.0, "fn": 5.0, "tn": 6.0}
+    exec("\n".join(lines), numbers)
+    assert [eval(x, numbers) for x in (value, tp, fp)] == [24.0, 8.0, 6.0]
 
 
 def test_powers_are_those_of_arrays():

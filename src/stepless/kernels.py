@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from stepless.confusion import cells
-from stepless.steps import Step
+from stepless.steps import Affine, Step
 from stepless.tasks import Batch
 from stepless.tracing import Differentiated, differentiated, differentiated_classes, over_labels
 
@@ -27,6 +27,8 @@ from stepless.tracing import Differentiated, differentiated, differentiated_clas
 BLOCK = 1 << 19
 #: Up to so many scores numpy does the arithmetic; torch would not use a second thread either.
 FEW = 1 << 13
+#: Up to so many rows they are added in their own precision: what is lost is the rounding of a number or two.
+_SHORT = 1 << 10
 #: From so many labels on, their losses are computed together in numpy: below it costs more to call than to compute.
 _TOGETHER = 16
 #: Entries of a row that is spread over all others: shorter ones are repeated, because torch goes row by row.
@@ -115,7 +117,7 @@ def traces_classes(of: Callable[[Any], Any]) -> bool:
 
 def fused_loss(batch: Batch, objective: Objective) -> Tensor:
     """The loss of a batch, in one autograd node."""
-    return _FusedLoss.apply(batch.scores, batch, objective)  # type: ignore[no-untyped-call]
+    return _apply(batch.scores, batch, objective)
 
 
 class _FusedLoss(torch.autograd.Function):
@@ -123,29 +125,34 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, batch: Batch, objective: Objective) -> Tensor:
-        loss, ctx.gradient = _differentiated(scores, batch, objective, wanted=ctx.needs_input_grad[0])
+        loss, gradient = _differentiated(scores, batch, objective, wanted=ctx.needs_input_grad[0])
         ctx.save_for_backward(scores)
         # without the scores: a context that holds its own input is never freed
-        ctx.rest, ctx.objective = batch[1:], objective
+        ctx.kept = gradient, batch[1:], objective
         return torch.scalar_tensor(loss, dtype=scores.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         # given away, so that it becomes the input's gradient without a copy; a retained graph makes it anew
-        gradient, ctx.gradient = ctx.gradient, None
+        gradient, rest, objective = ctx.kept
+        ctx.kept = None, rest, objective
         if gradient is None or torch.is_grad_enabled():
             (scores,) = ctx.saved_tensors
-            batch = Batch(scores, *ctx.rest)
+            batch = Batch(scores, *rest)
             if torch.is_grad_enabled():  # a second derivative is wanted: let torch differentiate the plain formula
-                loss = plain_loss(batch, ctx.objective)
+                loss = plain_loss(batch, objective)
                 return torch.autograd.grad(loss, scores, grad, create_graph=True)[0], None, None
-            _, gradient = _differentiated(scores, batch, ctx.objective, wanted=True)
+            _, gradient = _differentiated(scores, batch, objective, wanted=True)
             assert gradient is not None
         try:
             factor = grad.item()
         except RuntimeError:  # a batch of gradients at once, as jacobian(vectorize=True) sends
             return gradient * grad, None, None
         return gradient if factor == 1.0 else gradient.mul_(factor), None, None
+
+
+#: Of torch, without its questions about function transforms: `stepless.dispatch` has asked them.
+_apply: Any = super(torch.autograd.Function, _FusedLoss).apply
 
 
 def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wanted: bool) -> tuple[float, Tensor | None]:
@@ -161,7 +168,7 @@ def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wante
 
 @np.errstate(all="ignore")  # NaN and infinity go where they go in torch, without a word
 def _of_few(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) -> tuple[float, Tensor | None]:
-    h, slope, (scale, shift, steepness) = objective.step.linearise_few(scores, objective.tau, logits=batch.logits)
+    h, slope, affine = objective.step.linearise_few(scores, objective.tau, logits=batch.logits)
     y, weight = batch.target.numpy(), batch.entry_weight
     add = _add_labels if objective.labels else _add_all
     if weight is None:
@@ -171,14 +178,14 @@ def _of_few(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) ->
         w = weight.expand_as(scores).numpy()
         tp, predicted, support, total = add(h * y * w, h * w, y * w, w)
         slope *= w
-    sums = (scale * tp + shift * support, scale * predicted + shift * total, support, total)
-    loss, alarm, more = (_mean_over_labels if objective.labels else _worth)(sums, steepness, scores.dtype, objective)
+    sums = (tp, predicted, support, total)
+    judge: Any = _mean_over_labels if objective.labels else _worth
+    loss, alarm, more = judge(sums, affine, scores.dtype, objective)
     if not wanted:
         return loss, None
     # a negative's decision is worth a false alarm, a positive's a hit
-    if objective.labels:
-        worths = np.array((alarm, more), dtype=h.dtype)
-        alarm, more = worths if h.ndim == 2 else worths.reshape(2, -1, *[1] * (h.ndim - 2))
+    if objective.labels:  # one list of numbers is read faster than a pair of lists
+        alarm, more = np.array([*alarm, *more], dtype=h.dtype).reshape(2, -1, *[1] * (h.ndim - 2))
     gradient = y * more
     gradient += alarm
     gradient *= slope
@@ -190,16 +197,17 @@ def _add_all(*arrays: Any) -> list[float]:
 
 
 def _add_labels(*arrays: Any) -> list[Any]:
-    """The sums of the labels, in float64."""
+    """The sums of the labels."""
     if arrays[0].ndim > 2:
         arrays = tuple(np.add.reduce(x.reshape(*x.shape[:2], -1), axis=2) for x in arrays)
-    ones = _ones(len(arrays[0]))
-    return [ones @ x for x in arrays]  # numpy's sum over rows is slow
+    rows = len(arrays[0])
+    ones = _ones(rows, arrays[0].dtype.char if rows <= _SHORT else "d")
+    return [np.dot(ones, x) for x in arrays]  # numpy's sum over rows is slow
 
 
 @lru_cache(maxsize=8)
-def _ones(length: int) -> Any:
-    return np.ones(length)
+def _ones(length: int, dtype: str) -> Any:
+    return np.ones(length, dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -212,8 +220,8 @@ def _of_many(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) -
     z, y = scores.reshape(-1), batch.target.reshape(-1)
     w = None if weight is None else weight.expand_as(scores).reshape(-1)
     labels, pixels = (scores.shape[1], math.prod(scores.shape[2:])) if objective.labels else (0, 1)
-    sums, slopes, spare, steepness = _count(z, y, w, batch.logits, objective, labels, pixels)
-    loss, alarm, more = (_mean_over_labels if labels else _worth)(sums, steepness, z.dtype, objective)
+    sums, slopes, spare, affine = _count(z, y, w, batch.logits, objective, labels, pixels)
+    loss, alarm, more = (_mean_over_labels if labels else _worth)(sums, affine, z.dtype, objective)
     if not wanted:
         return loss, None
     if w is not None:
@@ -231,11 +239,10 @@ def _of_many(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) -
 
 def _count(
     z: Tensor, y: Tensor, w: Tensor | None, logits: bool, objective: Objective, labels: int, pixels: int
-) -> tuple[Any, Tensor, Tensor, float]:
-    """The sums tp, predicted, support and total; the derivative of every decision; a spare buffer; a constant.
+) -> tuple[Any, Tensor, Tensor, Affine]:
+    """The sums tp, predicted, support and total; the derivative of every decision; a spare buffer; what they lack.
 
     Everything is flat; ``labels`` is 0, or how many there are, ``pixels`` in a row each, whose sums are kept apart.
-    The derivatives lack the constant.
     """
     step, tau, size = objective.step, objective.tau, z.numel()
     row = (labels or 1) * pixels
@@ -245,17 +252,14 @@ def _count(
     first = slopes if size <= length else slopes[:length]
     decisions, spares = torch.empty_like(first), torch.empty_like(first)
     tp = predicted = support = total = 0.0
-    steepness = 1.0
+    affine = Affine(1.0, 0.0, 1.0)
     for start in range(0, size, length):
         block, truth, share, slope, h, spare = z, y, w, slopes, decisions, spares
         if size > length:
             cut = slice(start, start + length)
             block, truth, share, slope = z[cut], y[cut], None if w is None else w[cut], slopes[cut]
             h, spare = decisions[: len(block)], spares[: len(block)]
-        if logits:
-            scale, shift, steepness = step.linearise_logits(block, tau, h, slope, spare)
-        else:
-            scale, shift, steepness = step.linearise(block, tau, h, slope)
+        affine = step.linearise_logits(block, tau, h, slope, spare) if logits else step.linearise(block, tau, h, slope)
         if share is None:
             here: Any = float(len(block) // (labels or 1))
             decided, positives = _add(h, labels, pixels), _add(truth, labels, pixels)
@@ -265,10 +269,9 @@ def _count(
             truth = torch.mul(truth, share, out=spare)
             positives = _add(truth, labels, pixels)
         # not torch.dot: it adds one by one, and a million equal terms drift
-        tp = tp + scale * _add(h.mul_(truth), labels, pixels) + shift * positives
-        predicted = predicted + scale * decided + shift * here
+        tp, predicted = tp + _add(h.mul_(truth), labels, pixels), predicted + decided
         support, total = support + positives, total + here
-    return (tp, predicted, support, total), slopes, spares, steepness
+    return (tp, predicted, support, total), slopes, spares, affine
 
 
 def _add(x: Tensor, labels: int, pixels: int) -> Any:
@@ -313,12 +316,13 @@ def _label_of_entry(labels: int, pixels: int, size: int) -> Any:
 _EPS = {dtype: 4 * torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 
-def _cells(sums: Any, eps: float) -> tuple[Any, Any, Any, Any]:
+def _cells(sums: Any, affine: Affine, eps: float) -> tuple[Any, Any, Any, Any]:
     """The four cells, numbers or arrays.
 
     One below the rounding of the sums it is a difference of is empty: 0/0 must not become a ratio of two roundings.
     """
     tp, predicted, support, total = sums
+    tp, predicted = affine.scale * tp + affine.shift * support, affine.scale * predicted + affine.shift * total
     fp, fn, tn = predicted - tp, support - tp, total - support - predicted + tp
     return (
         tp,
@@ -328,14 +332,14 @@ def _cells(sums: Any, eps: float) -> tuple[Any, Any, Any, Any]:
     )
 
 
-def _worth(sums: Any, steepness: float, dtype: torch.dtype, objective: Objective) -> tuple[float, float, float]:
+def _worth(sums: Any, affine: Affine, dtype: torch.dtype, objective: Objective) -> tuple[float, float, float]:
     """The loss, what a false alarm is worth, and how much more a hit is."""
-    loss, tp, fp, fn, tn = objective.differentiate(*_cells(sums, _EPS[dtype]))
-    alarm = (fp - tn) * steepness
-    return loss, alarm, (tp - fn) * steepness - alarm
+    loss, tp, fp, fn, tn = objective.differentiate(*_cells(sums, affine, _EPS[dtype]))
+    alarm = (fp - tn) * affine.steepness
+    return loss, alarm, (tp - fn) * affine.steepness - alarm
 
 
-def _mean_over_labels(sums: Any, steepness: float, dtype: torch.dtype, objective: Objective) -> tuple[float, Any, Any]:
+def _mean_over_labels(sums: Any, affine: Affine, dtype: torch.dtype, objective: Objective) -> tuple[float, Any, Any]:
     """The same for the weighted mean of the labels' losses, a worth for each label."""
     eps, labels = _EPS[dtype], len(sums[0])
     weights = _shares(labels, objective.label_weight)
@@ -343,12 +347,12 @@ def _mean_over_labels(sums: Any, steepness: float, dtype: torch.dtype, objective
         tp, predicted, support, total = sums
         totals = repeat(total, labels) if isinstance(total, float) else total.tolist()
         rows = zip(tp.tolist(), predicted.tolist(), support.tolist(), totals, strict=False)
-        loss, alarms, more = objective.over_labels(rows, weights, eps)
-        return loss, [x * steepness for x in alarms], [x * steepness for x in more]
+        return objective.over_labels(rows, weights, affine, eps)
     each = np.array(weights)
-    value, tp, fp, fn, tn = objective.differentiate_each(*_cells(sums, eps))
-    alarm = (fp - tn) * each * steepness
-    return float((value * each).sum()), alarm, (tp - fn) * each * steepness - alarm
+    wide = [np.asarray(x, np.float64) for x in sums]
+    value, tp, fp, fn, tn = objective.differentiate_each(*_cells(wide, affine, eps))
+    alarm = (fp - tn) * each * affine.steepness
+    return float((value * each).sum()), alarm, (tp - fn) * each * affine.steepness - alarm
 
 
 @lru_cache(maxsize=32)

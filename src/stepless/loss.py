@@ -151,16 +151,15 @@ class MetricLoss(nn.Module):
 
     def forward(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         """The loss of a batch."""
-        way = self.path_for(input, target, sample_weight)
         if self._ways is not None and not torch.compiler.is_compiling():
+            way = self.path_for(input, target, sample_weight)
             self._ways.note(way, self)
             if way in (TRITON_DECISIONS, TRITON_CLASSES):
                 return self._ways.fused_on_cuda(input, target)
+            if way == FUSED_CPU:  # nothing in it is autocast's business
+                return self._ways.fused_on_cpu(self._read(input, target, sample_weight))
         with _full_precision(input):
-            batch = self._read(input, target, sample_weight)
-            if self._ways is not None and way == FUSED_CPU:
-                return self._ways.fused_on_cpu(batch)
-            return self.settle(self._measure(batch))
+            return self.settle(self._measure(self._read(input, target, sample_weight)))
 
     def path_for(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> str:
         """Which code computes the loss of such a batch: what is asked here is what runs.

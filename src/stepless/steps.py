@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -202,7 +203,7 @@ class Linear(Step):
         return Affine(steep, -low * steep, steep)
 
     def linearise_few(self, x: Tensor, tau: float, *, logits: bool) -> tuple[Any, Any, Affine]:
-        low, high, below, within, above = self._pieces(tau)
+        low, high, below, within, above = _pieces_of(self, tau)
         steep = within - above
         p = (x.sigmoid() if logits else x.detach()).numpy()
         decision = p.clip(low, high)
@@ -224,6 +225,12 @@ class Linear(Step):
 
     def sharpened(self, factor: Any) -> Linear:
         return replace(self, delta=self.delta / factor, width=self.width / factor)
+
+
+@lru_cache(maxsize=64)
+def _pieces_of(step: Linear, tau: float) -> tuple[Any, Any, Any, Any, Any]:
+    """The pieces of a step that stays as it is: on a small batch they would take as long as a pass."""
+    return step._pieces(tau)
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,16 @@ class Tape:
         self.expressions: list[str] = []
         self.partials: list[list[tuple[int, str]]] = []
         self.wide: list[bool] = []
+        self._written: dict[str, Symbol] = {}
 
     def write(self, expression: str, partials: list[tuple[Any, str]], *, wide: bool | None = None) -> Symbol:
-        """Note an operation down; ``partials`` pairs what it reads with the derivative's expression."""
+        """Note an operation down, once; ``partials`` pairs what it reads with the derivative's expression."""
+        if expression in self._written:
+            return self._written[expression]
         self.wide.append(any(self.wide[i] for i in _read(expression)) if wide is None else wide)
         self.expressions.append(expression)
         self.partials.append([(x.index, partial) for x, partial in partials if isinstance(x, Symbol)])
-        return Symbol(self, len(self.expressions) - 1)
+        return self._written.setdefault(expression, Symbol(self, len(self.expressions) - 1))
 
     def lines(self, result: int) -> list[str]:
         """The assignments that a value needs, in order."""
@@ -62,7 +65,7 @@ class Symbol:
         return Symbols
 
     def __add__(self, other: Any) -> Symbol:
-        return self.tape.write(f"{self} + {_text(other)}", [(self, "1.0"), (other, "1.0")])
+        return self.tape.write(" + ".join(sorted((str(self), _text(other)))), [(self, "1.0"), (other, "1.0")])
 
     def __sub__(self, other: Any) -> Symbol:
         return self.tape.write(f"{self} - {_text(other)}", [(self, "1.0"), (other, "-1.0")])
@@ -71,7 +74,8 @@ class Symbol:
         return self.tape.write(f"{_text(other)} - {self}", [(other, "1.0"), (self, "-1.0")])
 
     def __mul__(self, other: Any) -> Symbol:
-        return self.tape.write(f"{self} * {_text(other)}", [(self, _text(other)), (other, str(self))])
+        either_way = " * ".join(sorted((str(self), _text(other))))
+        return self.tape.write(either_way, [(self, _text(other)), (other, str(self))])
 
     def __truediv__(self, other: Any) -> Symbol:
         quotient, by = f"v{len(self.tape.expressions)}", _text(other)
@@ -216,21 +220,23 @@ def differentiated_classes(formula: Callable[[Any], Any], classes: int) -> Calla
 def over_labels(formula: Callable[[Any], Any]) -> Callable[..., tuple[float, list[float], list[float]]]:
     """A loop over few labels, from their sums to the weighted sum of the formula's values.
 
-    The result is a function of rows ``(tp, predicted, support, total)``, weights and the relative rounding of the sums.
-    It also returns what a false alarm of each label is worth, and how much more a hit is. A cell below the rounding of
-    the sums it is a difference of is empty: 0/0 must not become a ratio of two roundings.
+    The result is a function of rows ``(tp, predicted, support, total)``, weights, what the decisions in these sums lack
+    (`stepless.steps.Affine`), and the relative rounding of the sums. It also returns what a false alarm of each label
+    is worth, and how much more a hit is. A cell below the rounding of the sums it is a difference of is empty: 0/0 must
+    not become a ratio of two roundings.
 
     >>> of = over_labels(lambda cells: cells[0] + 2 * cells[1])
-    >>> of([(3.0, 4.0, 5.0, 9.0)], [1.0], 1e-7)
+    >>> of([(3.0, 4.0, 5.0, 9.0)], [1.0], (1.0, 0.0, 1.0), 1e-7)
     (5.0, [2.0], [-1.0])
     """
     lines, (value, tp, fp, fn, tn) = straight_line(formula)
     head = (
-        "def of(labels, weights, eps):",
-        "    loss, alarms, more = 0.0, [], []",
+        "def of(labels, weights, affine, eps):",
+        "    loss, alarms, more, (scale, shift, steepness) = 0.0, [], [], affine",
         "    for (tp, predicted, support, total), weight in zip(labels, weights, strict=True):",
     )
     cells = (
+        "tp, predicted = scale * tp + shift * support, scale * predicted + shift * total",
         "fp, fn, tn = predicted - tp, support - tp, total - support - predicted + tp",
         *(
             f"{cell} = 0.0 if abs({cell}) < eps * {noise} else {cell}"
@@ -239,6 +245,7 @@ def over_labels(formula: Callable[[Any], Any]) -> Callable[..., tuple[float, lis
     )
     tail = (
         f"loss += weight * ({value})",
+        "weight *= steepness",
         f"alarm = weight * (({fp}) - ({tn}))",
         "alarms.append(alarm)",
         f"more.append(weight * (({tp}) - ({fn})) - alarm)",
@@ -248,7 +255,9 @@ def over_labels(formula: Callable[[Any], Any]) -> Callable[..., tuple[float, lis
 
 
 def _branching(source: str) -> str:
-    """Conditionals as Python's own: a call for each would cost more than the arithmetic."""
+    """Conditionals and powers as Python's own: a call for each would cost more than the arithmetic."""
+    source = re.sub(r"\bpower\((v\d+), ([^()]+)\)", r"(\1 ** \2 if \1 > 0.0 else power(\1, \2))", source)
+    source = re.sub(r"\bwhere\((v\d+) != 0\.0,", r"where(\1,", source)  # what is true of a number in Python
     return re.sub(r"\bwhere\(([^,]+), ([^,]+), (\([^()]*\)|[^,()]+)\)", r"(\2 if \1 else \3)", source)
 
 
@@ -285,9 +294,27 @@ def straight_line(formula: Callable[[Any], Any], *, joint: bool = False) -> tupl
         if i not in adjoints:
             continue
         spread = " + zero" * tape.wide[i]  # one derivative a class, so that a sum over classes counts them all
-        lines.append(f"d{i} = {' + '.join(adjoints[i])}{spread}")
+        change = " + ".join(adjoints[i]) + spread
+        if not _PLAIN.fullmatch(change):
+            lines.append(f"d{i} = {change}")
+            change = f"d{i}"
         for j, partial in tape.partials[i]:
-            change = {"1.0": f"d{i}", "-1.0": f"(-d{i})"}.get(partial, f"d{i} * ({partial})")
-            summed = tape.wide[i] and not tape.wide[j]
-            adjoints.setdefault(j, []).append(f"total({change})" if summed else change)
+            if partial != _text(0.0):
+                carried = _carried(change, partial)
+                summed = tape.wide[i] and not tape.wide[j]
+                adjoints.setdefault(j, []).append(f"total({carried})" if summed else carried)
     return lines, [f"v{result}", *(" + ".join([*adjoints.get(i, ["0.0"]), *["zero"] * joint]) for i in range(4))]
+
+
+_PLAIN = re.compile(r"d\d+|\(?-?1\.0\)?")  # a name or a number, which need no name of their own
+
+
+def _carried(change: str, partial: str) -> str:
+    """A derivative, one operation further back."""
+    if partial in ("1.0", "-1.0"):
+        return change if partial == "1.0" else f"(-{change})"
+    if chosen := re.fullmatch(r"where\(([^,]+), (1\.0, 0\.0|0\.0, 1\.0)\)", partial):
+        return f"where({chosen[1]}, {chosen[2].replace('1.0', change)})"
+    if partial.startswith("1.0 / "):
+        return f"{change} {partial.removeprefix('1.0 ')}"
+    return f"{change} * ({partial})"
