@@ -38,9 +38,11 @@ def test_the_page_is_that_of_the_results(contest):
 
 
 def test_every_result_is_of_a_set_in_its_half(contest):
-    halves = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))["halves"]
+    config = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))
+    halves, whole = config["halves"], [f"{name}_all" for name in config["full"]["sets"]]
     for result in contest["results"].read_all():
-        assert result["set"] in halves[result["half"]][result["task"]]
+        listed = whole if result["half"] == "full" else halves[result["half"]][result["task"]]
+        assert result["set"] in listed
     names = [name for tasks in halves.values() for listed in tasks.values() for name in listed]
     assert len(names) == len(set(names))
 

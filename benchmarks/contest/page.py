@@ -35,6 +35,7 @@ PICTURES = ROOT / "docs" / "contest"
 CONFIG = json.loads((HERE / "config.json").read_text(encoding="utf-8"))
 HALVES = ("development", "confirmation")
 FULL = "full"
+ALL = "_all"  #: what the name of a set with all its rows ends in
 FEWEST = 5  #: sets of a group that is spoken of
 CLAIMED = ("F1", "MCC", "G-mean", "macro F1")  #: the metrics that something was asked of
 _SHARES = ((0.0, 0.1), (0.1, 0.2), (0.2, 0.35), (0.35, 0.51))
@@ -74,8 +75,7 @@ def render(records: Sequence[Record]) -> str:
     for metric in CONFIG["full"]["metrics"]:
         found = _standing(records, "binary", FULL, metric)
         if found is not None:
-            names = ", ".join(f"{r['set'].removesuffix('_all')} ({r['rows']:,})" for r in found.records)
-            parts += [f"## {metric} with all rows", f"Whether the order holds at size: {names}.", _table(found)]
+            parts += [f"## {metric} with all rows", _at_size(found)]
     parts += ["## What each part contributes", _parts(records)]
     parts += ["## Where it helps, and where not", _where(records), *_pictures(records), _made(records)]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
@@ -145,6 +145,23 @@ def _table(found: Standing) -> str:
     head = ["contestant", "mean", "mean rank", f"wins/ties/losses against {TUNED_NET}", f"against {TUNED_TREES}",
             "collapses", "seconds a fit"]  # fmt: skip
     return _rows(head, rows)
+
+
+def _at_size(found: Standing) -> str:
+    """Few sets: the score and the seconds of each, and who is first on it."""
+    ranks = found.ranks()
+    rows = []
+    for name in sorted(found.names, key=lambda n: ranks[n]):
+        each = [
+            f"{score:.4f} ({np.mean(r['entries'][name][found.metric]['seconds']):.0f} s)"
+            for score, r in zip(found.of(name), found.records, strict=True)
+        ]
+        rows.append([name, f"{ranks[name]:.2f}", *each])
+    sets = [f"{r['set'].removesuffix(ALL)}, {r['rows']:,} rows" for r in found.records]
+    best = [max(found.names, key=lambda n, i=i: found.of(n)[i]) for i in range(len(sets))]
+    first = ", ".join(f"{name} on {of.split(',')[0]}" for name, of in zip(best, sets, strict=True))
+    said = f"Whether the order holds at size, with the seconds of a fit. First: {first}."
+    return f"{said}\n\n{_rows(['contestant', 'mean rank', *sets], rows)}"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
