@@ -27,7 +27,7 @@ from stepless.metrics import METRICS
 from stepless.persist import load_model
 from stepless.portfolio import make_folds
 from stepless.rules import Rule
-from stepless.steppers import Settings
+from stepless.steppers import Rows, Settings, make_stepper
 
 from .mutations import seal
 
@@ -486,3 +486,15 @@ def test_what_is_wrong_with_a_forged_file_is_said(saved, library, old, new, mess
     seal(tmp_path / "m")
     with pytest.raises(ModelFileError, match=message):
         load_model(tmp_path / "m")
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_leaf_of_rare_positives_does_not_run_away(library):
+    """Newton's step there is 1/p; what it does to the other rows is never made good."""
+    random = np.random.default_rng(0)
+    y = (np.arange(6000) < 24).astype(int)
+    X = (random.normal(size=(6000, 3)) + 4 * y[:, None]).astype(np.float32)
+    costs = Costs(METRICS["f1"], "binary", 2, None, "cross_entropy")
+    stepper = make_stepper(costs, Rows(X, y, None, X[:0]), Settings(library, 1, 0.1))
+    scores, _ = stepper.step(np.eye(2))
+    assert 0.1 < np.abs(scores - stepper.initial[0]).max() < 5.0

@@ -168,7 +168,7 @@ def test_a_changed_protocol_makes_results_stale(papers, tmp_path):
 
 def test_shards_are_a_partition_of_the_sets(papers):
     cells = [f"{name}/{kind}" for name in "abcde" for kind in "xy"]
-    shares = [papers["frame"].Choice(shard=(k, 3)).of(cells) for k in range(3)]
+    shares = [papers["frame"].Choice(shard=(k, 3)).share(cells) for k in range(3)]
     assert sorted(cell for share in shares for cell in share) == cells
     assert all(
         len({cell[0] for cell in a} & {cell[0] for cell in b}) == 0 for a in shares for b in shares if a is not b

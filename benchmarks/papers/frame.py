@@ -365,10 +365,13 @@ class Choice:
 
     def of(self, cells: Sequence[str]) -> list[str]:
         """Those of the cells that are chosen."""
+        return [c for c in cells if not self.patterns or any(_matches(c, p) for p in self.patterns)]
+
+    def share(self, cells: Sequence[str]) -> list[str]:
+        """Those of the cells that are the shard's own."""
         parts = list(dict.fromkeys(cell.partition("/")[0] for cell in cells))
         mine = set(parts[self.shard[0] :: self.shard[1]])
-        fits = [c for c in cells if not self.patterns or any(_matches(c, p) for p in self.patterns)]
-        return [cell for cell in fits if cell.partition("/")[0] in mine]
+        return [cell for cell in cells if cell.partition("/")[0] in mine]
 
 
 def run(
@@ -380,10 +383,14 @@ def run(
     results.folder = into or folder
     again, wanted = choice.again, choice.of(table.cells(context))
     missing = wanted if again else [c for c in wanted if c not in results.cells]
+    there, missing = (
+        len(wanted) - len(missing),
+        choice.share(missing),
+    )  # shares of what is left
     if lacks := [name for name in table.needs if importlib.util.find_spec(name) is None]:
         print(f"{table.name}: passed over, {', '.join(lacks)} not here", flush=True)
         return results
-    print(f"{table.name}: {len(wanted) - len(missing)} of {len(wanted)} cells there", flush=True)
+    print(f"{table.name}: {there} of {len(wanted)} cells there, {len(missing)} to do", flush=True)
     begun = since = time.perf_counter()
     group: list[tuple[str, Json]] = []
     left = len(missing)

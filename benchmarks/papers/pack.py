@@ -8,6 +8,7 @@ STEPLESS_DATA=… python benchmarks/papers/pack.py [name …]
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,7 @@ def packs() -> dict[str, Callable[[], Arrays]]:
 def write(name: str) -> None:
     """Make one file."""
     PACKED.mkdir(parents=True, exist_ok=True)
-    part = PACKED / f"{name}.part.npz"
+    part = PACKED / f"{name}.{os.getpid()}.part.npz"  # workers may pack the same at once
     np.savez_compressed(part, **packs()[name]())
     part.replace(PACKED / f"{name}.npz")
     print(f"{name}: {(PACKED / f'{name}.npz').stat().st_size / 2**20:.1f} MiB", flush=True)

@@ -16,6 +16,13 @@ PICTURES = ROOT / "docs" / "papers"
 _VERDICTS = (REPRODUCED, NOT_REPRODUCED, NOT_RUNNABLE)
 #: Reproduced claims are folded away where there are more: their numbers stand in the table above them.
 _FOLDED = 6
+_SIDE_BY_SIDE = 2  #: processes
+#: What may take how many minutes on so many processors: words, tables (all, where none is named), minutes.
+_ASKED = (
+    ("AnyLoss's logistic units on 89 sets", ("anyloss_3_slp",), 15),
+    ("AnyLoss's hidden layers on 89 sets", ("anyloss_3_mlp",), 40),
+    ("everything that ran on processors", (), 180),
+)
 
 _HEAD = """\
 # The papers, reproduced
@@ -45,7 +52,7 @@ def render(everything: Sequence[Results]) -> str:
             paper = table.paper
             parts.append(f"## {paper}")
         parts += [f"### {table.title}", _facts(results), *table.show(results.folds), _verdicts(results)]
-    parts += ["## Made with", _made(begun)]
+    parts += ["## What it took", _took(begun), "## Made with", _made(begun)]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
@@ -127,6 +134,21 @@ def _claims(verdicts: Sequence[Verdict]) -> str:
         verdict = v.verdict if v.verdict == REPRODUCED else f"**{v.verdict}**: {v.reason}"
         body.append([v.claim, v.printed, v.found, verdict])
     return rows(["claim", "printed", "found", "verdict"], body) if body else ""
+
+
+def _took(begun: Sequence[Results]) -> str:
+    """The minutes of processes on a processor, two of which run side by side, against what was asked."""
+    body = []
+    for what, names, most in _ASKED:
+        chosen = [results for results in begun if not names or results.table.name in names]
+        cells = [(cell, results.runs[cell["run"]]) for results in chosen for cell in results.cells.values()]
+        minutes = (
+            sum(cell["seconds"] for cell, run in cells if "NVIDIA" not in run["machine"]["device"]) / 60 / _SIDE_BY_SIDE
+        )
+        waiting = sum(results.table.missing(results.folds) for results in chosen)
+        so_far = f", {waiting} cells still to run" if waiting else ""
+        body.append([what, f"{most} min", f"{minutes:.0f} min{so_far}", "held" if minutes <= most else "**missed**"])
+    return rows([f"on {_SIDE_BY_SIDE} processors", "at most", "found", ""], body)
 
 
 def _made(everything: Sequence[Results]) -> str:

@@ -26,6 +26,9 @@ from stepless.costs import Costs, Floats
 
 #: From so many rows on a leaf of LightGBM's holds 20, its own default; below, a twentieth of them.
 _ROWS_FOR_TWENTY = 400
+#: The most that a leaf of LightGBM's may say, before the learning rate. A leaf of rare positives has next to no
+#: curvature, and Newton's step is 1/p: of one in 600 it ruins all that comes after. The other libraries have a guard.
+_LARGEST_LEAF = 10.0
 
 #: What a user may not set by ``params``, and what to use instead, by whatever name a library knows it.
 _OURS = {
@@ -135,7 +138,7 @@ class _LightGBM(_Base):
         leaf = max(1, min(20, len(rows.target) * 20 // _ROWS_FOR_TWENTY))
         params = {
             "verbosity": -1, "min_data_in_leaf": leaf, "min_data_in_bin": min(3, leaf), "deterministic": True,
-            "force_col_wise": True, **settings.params, "objective": "none", "metric": "none",
+            "force_col_wise": True, "max_delta_step": _LARGEST_LEAF, **settings.params, "objective": "none", "metric": "none",
             "learning_rate": settings.learning_rate, "seed": settings.seed, "num_threads": settings.threads,
             "num_class": costs.outputs,
         }  # fmt: skip
