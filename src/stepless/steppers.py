@@ -138,9 +138,9 @@ class _LightGBM(_Base):
         leaf = max(1, min(20, len(rows.target) * 20 // _ROWS_FOR_TWENTY))
         params = {
             "verbosity": -1, "min_data_in_leaf": leaf, "min_data_in_bin": min(3, leaf), "deterministic": True,
-            "force_col_wise": True, "max_delta_step": _LARGEST_LEAF, **settings.params, "objective": "none", "metric": "none",
-            "learning_rate": settings.learning_rate, "seed": settings.seed, "num_threads": settings.threads,
-            "num_class": costs.outputs,
+            "force_col_wise": True, "max_delta_step": _LARGEST_LEAF, **settings.params, "objective": "none",
+            "metric": "none", "learning_rate": settings.learning_rate, "seed": settings.seed,
+            "num_threads": settings.threads, "num_class": costs.outputs,
         }  # fmt: skip
         # the weights are in the gradients
         data = self.library.Dataset(rows.matrix, rows.target, init_score=self._start(len(rows.target)), params=params)
