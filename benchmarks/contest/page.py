@@ -36,6 +36,7 @@ CONFIG = json.loads((HERE / "config.json").read_text(encoding="utf-8"))
 HALVES = ("development", "confirmation")
 FULL = "full"
 ALL = "_all"  #: what the name of a set with all its rows ends in
+PROCESSORS, MOST_HOURS, MOST_MINUTES = 2, 6, 20  #: what the whole contest may take, and the quick one
 FEWEST = 5  #: sets of a group that is spoken of
 CLAIMED = ("F1", "MCC", "G-mean", "macro F1")  #: the metrics that something was asked of
 _SHARES = ((0.0, 0.1), (0.1, 0.2), (0.2, 0.35), (0.35, 0.51))
@@ -116,13 +117,27 @@ def _progress(records: Sequence[Record]) -> str:
 
 
 def _cost(records: Sequence[Record]) -> str:
-    """What everything took, fits that do not see the metric counted once."""
+    """What everything took, and the quick contest of it, against what was asked."""
+    hours = _seconds(records) / 3600
+    quick = [r for r in records if r["set"] in CONFIG["quick"]]
+    minutes = _seconds(quick, CONFIG["quick_metrics"]) / 60 / PROCESSORS
+    return (
+        f"All of this took {hours:.1f} hours of a processor, of several machines, so {hours / PROCESSORS:.1f} hours of"
+        f" {PROCESSORS} (asked: at most {MOST_HOURS}); the quick contest's part of it, without the parts of the recipe,"
+        f" {minutes:.0f} minutes of {PROCESSORS} (asked: at most {MOST_MINUTES})."
+    )
+
+
+def _seconds(records: Sequence[Record], metrics: Sequence[str] | None = None) -> float:
+    """Of all metrics, or of these without the parts of the recipe; fits that do not see the metric are counted once."""
     total = 0.0
     for record in records:
         for name, entries in record["entries"].items():
-            each = [sum(entry["seconds"]) for entry in entries.values()]
-            total += sum(each) if name.startswith(("Metric", *PUBLISHED)) else max(each)
-    return f"All of this took {total / 3600:.1f} hours of one processor, of several machines."
+            if metrics is not None and is_part(name):
+                continue
+            each = [sum(e["seconds"]) for metric, e in entries.items() if metrics is None or metric in metrics]
+            total += sum(each) if name.startswith(("Metric", *PUBLISHED)) else max(each, default=0.0)
+    return total
 
 
 def _behind(records: Sequence[Record], task: str, metric: str) -> dict[str, int]:
