@@ -52,7 +52,7 @@ def render(everything: Sequence[Results]) -> str:
             paper = table.paper
             parts.append(f"## {paper}")
         parts += [f"### {table.title}", _facts(results), *table.show(results.folds), _verdicts(results)]
-    parts += ["## What it took", _took(begun), "## Made with", _made(begun)]
+    parts += ["## What it took", _took(everything), "## Made with", _made(begun)]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
@@ -136,11 +136,11 @@ def _claims(verdicts: Sequence[Verdict]) -> str:
     return rows(["claim", "printed", "found", "verdict"], body) if body else ""
 
 
-def _took(begun: Sequence[Results]) -> str:
+def _took(everything: Sequence[Results]) -> str:
     """The minutes of processes on a processor, two of which run side by side, against what was asked."""
     body = []
     for what, names, most in _ASKED:
-        chosen = [results for results in begun if not names or results.table.name in names]
+        chosen = [results for results in everything if not names or results.table.name in names]
         cells = [(cell, results.runs[cell["run"]]) for results in chosen for cell in results.cells.values()]
         minutes = (
             sum(cell["seconds"] for cell, run in cells if "NVIDIA" not in run["machine"]["device"]) / 60 / _SIDE_BY_SIDE
