@@ -2,8 +2,8 @@
 
 *Fit*: 10,000 rows × 30 features, against scikit-learn's TunedThresholdClassifierCV(MLPClassifier) with the same layers
 and as many epochs, one run each, on one thread. Ours fits networks of two losses, a linear model and two kinds of trees
-on five folds, theirs one loss on five folds and once on all rows. Asked for: at most twice their time. Processor time is what is compared: unlike time by the
-clock, it is the same on a busy machine.
+on five folds, theirs one loss on five folds and once on all rows. Asked for: at most twice their time. Processor time
+is what is compared: unlike time by the clock, it is the same on a busy machine.
 
 *Predict*: a million rows × 30 features. What is needed beyond the rows and the result must not grow with them.
 
