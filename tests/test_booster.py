@@ -498,3 +498,17 @@ def test_a_leaf_of_rare_positives_does_not_run_away(library):
     stepper = make_stepper(costs, Rows(X, y, None, X[:0]), Settings(library, 1, 0.1))
     scores, _ = stepper.step(np.eye(2))
     assert 0.1 < np.abs(scores - stepper.initial[0]).max() < 5.0
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "value"),
+    [("min_data_in_leaf", "min_child_samples", 60), ("max_delta_step", "max_leaf_output", 0.1)],
+)
+def test_a_parameter_of_lightgbm_works_by_each_of_its_names(binary, name, other, value):
+    X, y = binary
+    ours, one, two = (
+        MetricBooster("f1", n_estimators=5, random_state=0, params=params).fit(X, y).predict_proba(X)
+        for params in (None, {name: value}, {other: value})
+    )
+    np.testing.assert_array_equal(one, two)
+    assert (one != ours).any()

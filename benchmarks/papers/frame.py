@@ -383,10 +383,8 @@ def run(
     results.folder = into or folder
     again, wanted = choice.again, choice.of(table.cells(context))
     missing = wanted if again else [c for c in wanted if c not in results.cells]
-    there, missing = (
-        len(wanted) - len(missing),
-        choice.share(missing),
-    )  # shares of what is left
+    there = len(wanted) - len(missing)
+    missing = choice.share(missing)
     if lacks := [name for name in table.needs if importlib.util.find_spec(name) is None]:
         print(f"{table.name}: passed over, {', '.join(lacks)} not here", flush=True)
         return results

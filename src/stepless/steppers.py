@@ -29,6 +29,12 @@ _ROWS_FOR_TWENTY = 400
 #: The most that a leaf of LightGBM's may say, before the learning rate. A leaf of rare positives has next to no
 #: curvature, and Newton's step is 1/p: of one in 600 it ruins all that comes after. The other libraries have a guard.
 _LARGEST_LEAF = 10.0
+#: By which other names LightGBM knows what we set where the user does not: of two names it ignores one without a word.
+_ALIASES = {
+    "verbosity": {"verbose"},
+    "min_data_in_leaf": {"min_data_per_leaf", "min_data", "min_child_samples", "min_samples_leaf"},
+    "max_delta_step": {"max_tree_output", "max_leaf_output"},
+}
 
 #: What a user may not set by ``params``, and what to use instead, by whatever name a library knows it.
 _OURS = {
@@ -136,11 +142,14 @@ class _LightGBM(_Base):
     def __init__(self, costs: Costs, rows: Rows, settings: Settings) -> None:
         super().__init__(costs, rows, settings)
         leaf = max(1, min(20, len(rows.target) * 20 // _ROWS_FOR_TWENTY))
-        params = {
+        defaults = {
             "verbosity": -1, "min_data_in_leaf": leaf, "min_data_in_bin": min(3, leaf), "deterministic": True,
-            "force_col_wise": True, "max_delta_step": _LARGEST_LEAF, **settings.params, "objective": "none",
-            "metric": "none", "learning_rate": settings.learning_rate, "seed": settings.seed,
-            "num_threads": settings.threads, "num_class": costs.outputs,
+            "force_col_wise": True, "max_delta_step": _LARGEST_LEAF,
+        }  # fmt: skip
+        params = {
+            **{name: value for name, value in defaults.items() if not _ALIASES.get(name, set()) & set(settings.params)},
+            **settings.params, "objective": "none", "metric": "none", "learning_rate": settings.learning_rate,
+            "seed": settings.seed, "num_threads": settings.threads, "num_class": costs.outputs,
         }  # fmt: skip
         # the weights are in the gradients
         data = self.library.Dataset(rows.matrix, rows.target, init_score=self._start(len(rows.target)), params=params)
