@@ -85,8 +85,10 @@ class Symbol:
         return Symbols.constant(self, other) / self
 
     def __pow__(self, exponent: float) -> Symbol:
-        derivative = f"{float(exponent)!r} * power({self}, {float(exponent) - 1.0!r})"
-        return self.tape.write(f"power({self}, {float(exponent)!r})", [(self, derivative)])
+        value, power = f"v{len(self.tape.expressions)}", float(exponent)
+        # a root's derivative needs no second power, which is the dearest operation there is
+        derivative = f"0.5 / {value}" if power == 0.5 else f"{power!r} * power({self}, {power - 1.0!r})"
+        return self.tape.write(f"power({self}, {power!r})", [(self, derivative)])
 
     def __neg__(self) -> Symbol:
         return self.tape.write(f"-{self}", [(self, "-1.0")])
@@ -257,6 +259,7 @@ def over_labels(formula: Callable[[Any], Any]) -> Callable[..., tuple[float, lis
 def _branching(source: str) -> str:
     """Conditionals and powers as Python's own: a call for each would cost more than the arithmetic."""
     source = re.sub(r"\bpower\((v\d+), ([^()]+)\)", r"(\1 ** \2 if \1 > 0.0 else power(\1, \2))", source)
+    source = re.sub(r"\b0\.5 / (v\d+)", r"0.5 / \1 if \1 else inf", source)  # numbers would raise
     source = re.sub(r"\bwhere\((v\d+) != 0\.0,", r"where(\1,", source)  # what is true of a number in Python
     return re.sub(r"\bwhere\(([^,]+), ([^,]+), (\([^()]*\)|[^,()]+)\)", r"(\2 if \1 else \3)", source)
 
@@ -291,18 +294,18 @@ def straight_line(formula: Callable[[Any], Any], *, joint: bool = False) -> tupl
     lines = tape.lines(result)
     adjoints: dict[int, list[str]] = {result: ["1.0"]}
     for i in range(result, 3, -1):
-        if i not in adjoints:
+        onward = [(j, partial) for j, partial in tape.partials[i] if partial != _text(0.0)]
+        if i not in adjoints or not onward:
             continue
         spread = " + zero" * tape.wide[i]  # one derivative a class, so that a sum over classes counts them all
         change = " + ".join(adjoints[i]) + spread
         if not _PLAIN.fullmatch(change):
             lines.append(f"d{i} = {change}")
             change = f"d{i}"
-        for j, partial in tape.partials[i]:
-            if partial != _text(0.0):
-                carried = _carried(change, partial)
-                summed = tape.wide[i] and not tape.wide[j]
-                adjoints.setdefault(j, []).append(f"total({carried})" if summed else carried)
+        for j, partial in onward:
+            carried = _carried(change, partial)
+            summed = tape.wide[i] and not tape.wide[j]
+            adjoints.setdefault(j, []).append(f"total({carried})" if summed else carried)
     return lines, [f"v{result}", *(" + ".join([*adjoints.get(i, ["0.0"]), *["zero"] * joint]) for i in range(4))]
 
 
