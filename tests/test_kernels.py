@@ -3,6 +3,7 @@
 import copy
 import logging
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -320,3 +321,24 @@ def test_a_way_is_logged_once(caplog):
         " plain: the batch is empty, or the target wants a gradient",
     ]
     assert {record.name for record in caplog.records} == {"stepless"}
+
+
+def test_the_buffers_a_thread_keeps_serve_inference_training_and_other_threads_alike():
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(kernels.FEW + 5, generator=generator, dtype=torch.float64)
+    target = (torch.rand(logits.shape, generator=generator) < 0.3).double()
+    vars(kernels._kept).clear()
+    with torch.inference_mode():
+        first = sl.MetricLoss("f1")(logits, target).item()
+
+    def trained():
+        scores = logits.clone().requires_grad_()
+        loss = sl.MetricLoss("f1")(scores, target)
+        loss.backward()
+        return loss.item(), scores.grad
+
+    expected = trained()
+    with ThreadPoolExecutor(4) as pool:
+        found = [work.result() for work in [pool.submit(trained) for _ in range(16)]]
+    assert expected[0] == first
+    assert all(loss == first and torch.equal(gradient, expected[1]) for loss, gradient in found)

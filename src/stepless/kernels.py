@@ -9,6 +9,7 @@ spends microseconds on each scalar operation. The plain path is what this is tes
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import repeat
@@ -248,9 +249,7 @@ def _count(
     row = (labels or 1) * pixels
     length = max(1, BLOCK // row) * row
     slopes = torch.empty_like(z)
-    # Buffers are made once and written to: fresh ones would cost more in page faults than the arithmetic does.
-    first = slopes if size <= length else slopes[:length]
-    decisions, spares = torch.empty_like(first), torch.empty_like(first)
+    decisions, spares = _buffers(min(size, length), z.dtype)
     tp = predicted = support = total = 0.0
     affine = Affine(1.0, 0.0, 1.0)
     for start in range(0, size, length):
@@ -272,6 +271,24 @@ def _count(
         tp, predicted = tp + _add(h.mul_(truth), labels, pixels), predicted + decided
         support, total = support + positives, total + here
     return (tp, predicted, support, total), slopes, spares, affine
+
+
+_kept = threading.local()
+
+
+def _buffers(size: int, dtype: torch.dtype) -> Tensor:
+    """Two buffers of so many numbers, to write to, kept by each thread from batch to batch.
+
+    Fresh ones could cost more in page faults than the arithmetic does: the allocator gives large ones back to the
+    system, or not, as the sizes freed before happen to be.
+    """
+    kept = vars(_kept).get(str(dtype))
+    if kept is None or kept.shape[1] < size:
+        with torch.inference_mode(False):  # what inference mode makes cannot be written to outside of it
+            kept = torch.empty(2, size, dtype=dtype)
+        if size <= BLOCK:
+            setattr(_kept, str(dtype), kept)
+    return kept[:, :size]
 
 
 def _add(x: Tensor, labels: int, pixels: int) -> Any:
