@@ -127,7 +127,8 @@ class Images(Table):
             return ""
         return (
             f"{self.words}, F-1: BCE {found[0]:.4f}, AnyLoss {found[1]:.4f}, BCE + tuned threshold {found[2]:.4f}."
-            f" AnyLoss calls every image the same in {stuck} of {len(metrics) * len(self.protocol['digits'])} trainings."
+            f" AnyLoss calls every image the same in {stuck} of"
+            f" {len(metrics) * len(self.protocol['digits'])} trainings."
         )
 
     def show(self, folds: Folds) -> list[str]:
