@@ -305,3 +305,8 @@ print((peak(16) - before) / 1024)
     env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=env)
     assert float(done.stdout) < 8
+
+
+def test_a_mean_over_samples_needs_none_of_this():
+    with pytest.raises(TypeError, match=r"loss_fn must be a stepless.MetricLoss; got BCEWithLogitsLoss\."):
+        sl.accumulate(nn.BCEWithLogitsLoss(), nn.Linear(2, 1), [(torch.zeros(2, 2), torch.zeros(2, 1))])

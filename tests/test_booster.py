@@ -187,12 +187,12 @@ def test_weights(binary):
 def test_few_distinct_rows_are_grown_on_whole(library):
     """Copies are weights there: no fold could tell them apart."""
     rng = np.random.default_rng(0)
-    X = rng.integers(0, 3, (2000, 2)).astype(float)
-    y = (rng.random(2000) < 0.1 + 0.4 * (X[:, 0] == 2)).astype(int)
+    X = rng.integers(0, 3, (90, 2)).astype(float)
+    y = (rng.random(90) < 0.1 + 0.8 * (X[:, 0] == 2)).astype(int)
     model = MetricBooster(library=library, learning_rate=0.5, **FEW).fit(X, y)
     assert all(member.n == 1 for member in model.model_.members)
     np.testing.assert_array_equal(model.predict(X), (X[:, 0] == 2).astype(int))
-    order = rng.permutation(2000)
+    order = rng.permutation(90)
     again = MetricBooster(library=library, learning_rate=0.5, **FEW).fit(X[order], y[order])
     np.testing.assert_allclose(model.predict_proba(X), again.predict_proba(X), rtol=1e-5)
 
@@ -512,3 +512,41 @@ def test_a_parameter_of_lightgbm_works_by_each_of_its_names(binary, name, other,
     )
     np.testing.assert_array_equal(one, two)
     assert (one != ours).any()
+
+
+def test_without_rows_to_hold_out_there_is_no_score():
+    random = np.random.default_rng(5)
+    X, y = random.normal(size=(40, 5)), random.random(40) < 0.4
+    model = MetricBooster("f1", n_estimators=5, random_state=0).fit(X, y)
+    assert np.isnan(model.best_score_)
+    assert model.model_.settings["score"] is None
+
+
+def flags(rows, seed):
+    """Three flags, the first of which tells something."""
+    random = np.random.default_rng(seed)
+    X = random.integers(0, 2, (rows, 3)).astype(float)
+    return X, (random.random(rows) < 0.08 + 0.22 * X[:, 0]).astype(int)
+
+
+@pytest.mark.parametrize("kind", [sl.MetricClassifier, MetricBooster])
+def test_many_rows_of_few_kinds_are_held_out_and_cut(kind):
+    (X, y), (new, truth) = flags(990, 0), flags(20_000, 99)
+    settings = {"epochs": 5} if kind is sl.MetricClassifier else {"n_estimators": 30}
+    model = kind("f1", random_state=0, **settings).fit(X, y)
+    assert (model.predict(new) == new[:, 0]).mean() > 0.99, "the first flag is all there is to know"
+    assert model.best_score_ == pytest.approx(sl.score(new[:, 0], truth, "f1", inputs="probabilities").item(), abs=0.05)
+
+
+@pytest.mark.parametrize("library", ["lightgbm", "catboost"])
+def test_columns_that_tell_nothing_apart(library):
+    pytest.importorskip(library)
+    y = np.arange(300) % 3 == 0
+    with pytest.raises(ValueError, match=r"boosted trees need a column that tells rows apart, and here none does"):
+        MetricBooster("f1", library=library, n_estimators=3).fit(np.ones((300, 2)), y)
+
+
+def test_rare_flags_can_be_split():
+    X = (np.random.default_rng(0).random((400, 25)) < 0.03).astype(float)
+    y = (X[:, 0] + np.random.default_rng(1).random(400) > 0.8).astype(int)
+    assert MetricBooster("f1", n_estimators=5, random_state=0).fit(X, y).predict(X).shape == (400,)

@@ -157,3 +157,13 @@ def test_bad_choices_are_sentences(arguments, error, said):
 def test_an_unknown_key_is_a_sentence():
     with pytest.raises(ValueError, match="unknown contestant 'nobody'"):
         fit_contestant("nobody", Aim("binary"), [[0.0]], [0])
+
+
+@pytest.mark.parametrize("key", ["class_weighted", "smote"])
+def test_a_score_of_rows_that_weigh_otherwise_or_were_made_up_is_not_told(key):
+    if key == "smote":
+        pytest.importorskip("imblearn")
+    X, y = data("binary")
+    fitted = fit_contestant(key, Aim("binary"), X, y)
+    assert np.isnan(fitted.best_score_)
+    assert fitted.model_.settings["score"] is None

@@ -499,3 +499,20 @@ def test_a_taken_name_is_refused(metrics, name, aliases):
     with pytest.raises(ValueError, match=f"metric '{(*aliases, name)[0]}' is registered already; choose another name"):
         sl.metric(best=1.0, aliases=aliases)(function)
     assert (dict(metrics), dict(metrics.aliases)) == before
+
+
+@pytest.mark.parametrize("name", ["tp", "fn"])
+def test_a_count_alone_is_a_formula(name):
+    assert resolve(name).greater_is_better == (name == "tp")
+    assert MetricLoss(name).path_for(torch.zeros(3), torch.ones(3)) == "fused-cpu"
+
+
+@pytest.mark.parametrize(("text", "at"), [("5*fn + ", 7), ("tp/", 4), ("tp tp", 4)])
+def test_a_formula_that_breaks_off_is_pointed_at_where_it_does(text, at):
+    with pytest.raises(ValueError, match=rf"cannot be read, at character {at}:\n  .*\n {{{at + 1}}}\^$"):
+        parse(text)
+
+
+def test_an_empty_formula():
+    with pytest.raises(ValueError, match=r"the formula is empty; write one, such as 2\*tp / \(2\*tp \+ fp \+ fn\)\."):
+        parse("  ")

@@ -11,6 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 import stepless as sl
 from stepless import kernels
@@ -205,7 +207,7 @@ def test_numbers_arrays_and_the_loop_say_the_same(rows, metric):
     arrays = np.stack([np.broadcast_to(x, len(rows)) for x in objective.differentiate_each(*np.array(rows).T)], -1)
     np.testing.assert_allclose(arrays, numbers, rtol=1e-9, atol=1e-12)
     sums = [(tp, tp + fp, tp + fn, tp + fp + fn + tn) for tp, fp, fn, tn in rows]
-    loss, alarms, more = over_labels(objective.of)(sums, [1.0] * len(rows), (1.0, 0.0, 1.0), 0.0)
+    loss, alarms, more = over_labels(objective.of)(sums, [1.0] * len(rows), (1.0, 1.0), 0.0)
     again = np.array([objective.differentiate(tp, p - tp, s - tp, n - s - p + tp) for tp, p, s, n in sums])
     np.testing.assert_allclose(loss, again[:, 0].sum(), rtol=1e-9)
     np.testing.assert_allclose(alarms, again[:, 2] - again[:, 4], rtol=1e-9, atol=1e-12)
@@ -342,3 +344,39 @@ def test_the_buffers_a_thread_keeps_serve_inference_training_and_other_threads_a
         found = [work.result() for work in [pool.submit(trained) for _ in range(16)]]
     assert expected[0] == first
     assert all(loss == first and torch.equal(gradient, expected[1]) for loss, gradient in found)
+
+
+@pytest.mark.parametrize("metric", ["precision", "fdr", "markedness", "mcc"])
+@pytest.mark.parametrize("step", SMOOTH)
+@pytest.mark.parametrize("size", [200, 20_000])
+@pytest.mark.parametrize("shift", [0.79, 5.0, 15.0, 40.0])
+def test_hardly_any_yes(metric, step, size, shift):
+    """Ratios of decisions that are all next to nothing are no ratios of roundings."""
+    generator = torch.Generator().manual_seed(175)
+    wide = torch.randn(size, generator=generator, dtype=torch.float64) * 0.16 - shift
+    target = (torch.rand(size, generator=generator) < 0.3).double()
+    expected = sl.MetricLoss(metric, step=step, threshold=[0.5])(wide, target).item()
+    for dtype in (torch.float64, torch.float32):
+        scores = wide.clone().to(dtype).requires_grad_()
+        loss_fn = sl.MetricLoss(metric, step=step)
+        assert loss_fn.path_for(scores, target.to(dtype)) == FUSED_CPU
+        loss = loss_fn(scores, target.to(dtype))
+        loss.backward()
+        assert loss.item() == pytest.approx(expected, abs=1e-4)
+        assert scores.grad.norm() < 10
+
+
+def test_what_records_operations_sees_them():
+    logits, target = draw((50,))
+    loss_fn = sl.MetricLoss("f1")
+    recorded = make_fx(lambda z: loss_fn(z, target))(logits)
+    assert torch.allclose(recorded(-logits), loss_fn(-logits, target))
+    with FlopCounterMode(display=False):
+        assert loss_fn.path_for(logits, target) == "plain: the operations are being recorded"
+
+
+def test_a_loss_made_for_another_device_is_fused_all_the_same():
+    with torch.device("meta"):
+        made = [sl.MetricLoss(metric) for metric in ("f1", "tp / (tp + fn + 1)")]
+    batch = torch.zeros(3, device="cpu"), torch.ones(3, device="cpu")
+    assert [loss_fn.path_for(*batch) for loss_fn in made] == [FUSED_CPU] * 2

@@ -55,3 +55,9 @@ def test_saved_and_loaded_with_trees(table, tmp_path):
     loaded = sl.load(tmp_path / "model")
     np.testing.assert_array_equal(loaded.predict_proba(X), model.predict_proba(X))
     np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+
+
+def test_trees_that_have_nothing_to_split_take_no_part():
+    X, y = np.column_stack([np.ones(300), np.full(300, np.nan)]), np.arange(300) % 3 == 0
+    model = sl.MetricClassifier("f1", epochs=2, random_state=0).fit(X, y)
+    assert not {"trees", "cost_trees"} & set(model.weights_)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -514,3 +515,38 @@ def test_import_needs_torch_and_numpy_alone():
     code = "import sys, stepless; print(*{'sklearn', 'pandas', 'scipy', 'matplotlib', 'jax'} & {*sys.modules})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+def test_a_small_integer_type_does_not_wrap_what_is_ignored(dtype):
+    logits = torch.randn(40, 120, generator=generator(7))
+    target = torch.arange(40) % 120
+    for ignored in (None, 3, 255, -1, 256 + 7):
+        settings = {"task": "multiclass", "ignore_index": ignored}
+        wide = sl.score(logits, target, "accuracy", **settings), MetricLoss("f1", **settings)(logits, target)
+        small = target.to(dtype)
+        assert (sl.score(logits, small, "accuracy", **settings), MetricLoss("f1", **settings)(logits, small)) == wide
+
+
+@pytest.mark.parametrize("metric", ["weighted_kappa", "cost", "f1"])
+@pytest.mark.parametrize("wrong", [3, -1])
+def test_what_is_no_class_is_not_counted_in_another_image(metric, wrong):
+    target = torch.randint(3, (4, 5), generator=generator(8))
+    target[1, 2] = wrong
+    with pytest.raises(ValueError, match=rf"class indices in \[0, 3\); got {wrong}\."):
+        MetricLoss(metric, task="multiclass", per_image=True)(torch.randn(4, 3, 5, generator=generator(9)), target)
+
+
+def test_a_weight_a_sample_weighs_its_pixels_one_by_one():
+    logits, target = torch.randn(4, 3, 2, generator=generator(10)), torch.randint(2, (4, 3, 2), generator=generator(11))
+    weight = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    loss_fn = MetricLoss("f1", task="multilabel", average="samples")
+    each = torch.stack([loss_fn(logits[[i]], target[[i]]) for i in range(4)])
+    assert torch.allclose(loss_fn(logits, target, weight), (each * weight).sum() / weight.sum())
+
+
+def test_numbers_of_numpy_are_numbers():
+    loss_fn = MetricLoss("f1", schedule=Schedule())
+    loss_fn.advance(np.float32(0.5))
+    assert loss_fn.progress == 0.5
+    assert MetricLoss("f1", blend=np.float32(0.25)).blend == 0.25

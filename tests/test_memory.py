@@ -193,3 +193,15 @@ def test_bad_settings():
     loss_fn(torch.randn(8, 3), torch.ones(8, 3))
     with pytest.raises(ValueError, match="the number of classes changed"):
         loss_fn(torch.randn(8, 4), torch.ones(8, 4))
+
+
+def test_counts_do_not_overflow_in_half_precision():
+    loss_fn = sl.MetricLoss("f1", memory=sl.Memory(5))
+    for _ in range(2):
+        loss_fn(torch.zeros(100_000), torch.ones(100_000))
+    kept = loss_fn.remembered.clone()
+    for move in (loss_fn.half, loss_fn.bfloat16):
+        move()
+        assert torch.equal(loss_fn.remembered, kept)
+    assert loss_fn(torch.zeros(10), torch.ones(10)).isfinite()
+    assert loss_fn.double().remembered.dtype == torch.float64

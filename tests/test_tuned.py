@@ -682,3 +682,9 @@ def test_names():
     assert sl.TunedThreshold is sl.TunedThreshold
     with pytest.raises(AttributeError, match="module 'stepless' has no attribute 'TunedTreshold'"):
         sl.TunedTreshold  # noqa: B018
+
+
+def test_a_ranking_has_no_threshold():
+    X, y = make_classification(60, random_state=0)
+    with pytest.raises(ValueError, match=r"'auroc' scores a ranking, which no threshold changes\."):
+        sl.TunedThreshold(LogisticRegression(), metric="auroc").fit(X, y)

@@ -59,6 +59,11 @@ def accumulate(loss_fn: MetricLoss, model: nn.Module, micro_batches: Iterable[An
             "accumulate sends the loss's sums before the model's first forward, where Join does not expect them; leave"
             " Join and give a rank that has run out of batches a micro-batch without rows."
         )
+    if not isinstance(loss_fn, MetricLoss):
+        raise TypeError(
+            f"loss_fn must be a stepless.MetricLoss; got {type(loss_fn).__name__}. A loss that is a mean over samples"
+            " needs none of this: add up its gradients."
+        )
     total: _Sums | _Scores = _Scores(loss_fn) if isinstance(loss_fn, RankingLoss) else _Sums(loss_fn)
     listed = isinstance(micro_batches, list | tuple)  # these hold the same batches still
     start, drawn, seen = _random_state(model), [], []

@@ -17,7 +17,7 @@ from stepless.costs import Costs, Floats, Form
 from stepless.growing import Growth, Watch, grow
 from stepless.model import Model, library_versions, mean_score
 from stepless.params import json_params
-from stepless.portfolio import Ensemble, make_folds, merge_rows
+from stepless.portfolio import Ensemble, are_draws, make_folds, merge_rows
 from stepless.predicting import Predicting
 from stepless.preprocessing import Features, fit_features
 from stepless.rules import Rule
@@ -48,8 +48,9 @@ class MetricBooster(Predicting):
     next. They also say when to stop, on the metric itself, calibrate the probabilities, and say where to cut. What
     predicts is the mean of all boosters.
 
-    A table of fewer than 50 distinct rows leaves none to hold out: one booster of each kind is then grown on all rows,
-    equal ones made one of their weights together, and cut at ½.
+    A table of fewer than 50 distinct rows leaves none to hold out, unless it has ten or more of each kind: one booster
+    of each form is then grown on all rows, equal ones made one of their weights together, and cut at ½, and
+    ``best_score_`` is NaN.
 
     Args:
         metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
@@ -143,7 +144,7 @@ class MetricBooster(Predicting):
         matrix = features.matrix(table)
         folds: tuple[NDArray[np.intp], ...] = ()
         n = self._folds(target, rule)
-        if n and _are_distinct(matrix):
+        if n and (_are_distinct(matrix) or are_draws(matrix)):
             folds = make_folds(target, rule.task, n, settings.seed)
             weight = None if weight is None else weight * (len(weight) / weight.sum())
         else:  # here a weight of k is k rows: how many there are matters to the libraries
@@ -157,6 +158,8 @@ class MetricBooster(Predicting):
             for form in forms
         ]  # fmt: skip
         choice = self._choose(growths, rule, target, weight, folds)
+        if not folds:  # the score is that of rows the trees have grown on
+            choice = replace(choice, option=replace(choice.option, score=math.nan))
         model = self._make_model(features, growths, choice, rule)
         self.rounds_ = {form: growth.rounds for form, growth in zip(forms, growths, strict=True)}
         self.history_ = {form: growth.scores for form, growth in zip(forms, growths, strict=True)}

@@ -151,7 +151,8 @@ def unit_weight(batch: Batch, unit: Unit) -> Array:
         whole = namespace(inside).broadcast_to(inside, shape)
         weight = cast(_dot(whole, None, axes) != 0, batch.dtype)
     if batch.weight is not None and _outside(batch, unit):
-        weight = weight * batch.weight.reshape(weight.shape)
+        one_each = batch.weight[:, 0] if unit == "sample" else batch.weight.reshape(weight.shape)
+        weight = weight * one_each
     return weight.reshape(-1)
 
 
@@ -194,4 +195,7 @@ def _unit_index(target: Tensor, classes: int, unit: Unit) -> tuple[int, Tensor]:
     if unit == "batch":
         return 1, target.reshape(-1)
     first = torch.arange(target.shape[0], device=target.device) * classes
-    return target.shape[0], (target + first.view(-1, *[1] * (target.dim() - 1))).reshape(-1)
+    index = target + first.view(-1, *[1] * (target.dim() - 1))
+    # what is no class would be one of the next unit: let it fail as it does where there is one unit
+    index = torch.where((target >= 0) & (target < classes), index, target.shape[0] * classes)
+    return target.shape[0], index.reshape(-1)

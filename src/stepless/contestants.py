@@ -147,7 +147,7 @@ def balanced_weights(y: NDArray[Any], sample_weight: NDArray[Any] | None = None)
 
 
 def _class_weighted(estimator: Predicting, X: Any, y: Any, sample_weight: Any) -> Predicting:
-    return estimator.fit(X, y, balanced_weights(np.asarray(y), sample_weight))
+    return _unscored(estimator.fit(X, y, balanced_weights(np.asarray(y), sample_weight)))
 
 
 def _oversampled(estimator: Predicting, X: Any, y: Any, sample_weight: Any) -> Predicting:
@@ -167,7 +167,13 @@ def _oversampled(estimator: Predicting, X: Any, y: Any, sample_weight: Any) -> P
     estimator.fit(matrix, target)
     params = {**estimator.model_.settings.get("params", {}), "preprocess": True}
     model = replace(estimator.model_, features=features, settings={**estimator.model_.settings, "params": params})
-    return type(estimator).from_model(model)
+    return _unscored(type(estimator).from_model(model))
+
+
+def _unscored(estimator: Predicting) -> Predicting:
+    """Without the score of the fit: its held-out rows weigh otherwise than the user's, or were made up."""
+    model = estimator.model_
+    return type(estimator).from_model(replace(model, settings={**model.settings, "score": None}))
 
 
 #: At ½ nothing is left to choose, and held-out rows that weigh otherwise, or were made up, could calibrate nothing.

@@ -229,10 +229,10 @@ class Costs:
 
     def _decide(self, scores: Floats) -> tuple[Floats, Floats]:
         """Soft decisions of two classes, and their derivative by the scores."""
-        h, slope, (scale, shift, steepness) = _STEP.linearise_few(
+        h, slope, factors = _STEP.linearise_few(
             torch.from_numpy(np.ascontiguousarray(scores, np.float64)), 0.5, logits=True
         )
-        return scale * h + shift, steepness * slope
+        return factors.decision * h, factors.slope * slope
 
     def _evaluate(self, matrix: Any) -> Any:
         """The metric of a confusion matrix of numpy or torch."""

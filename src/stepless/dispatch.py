@@ -86,6 +86,8 @@ class Dispatcher:
             return "plain: torch.compile fuses it by itself"
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
             return "plain: inside a function transform or forward-mode differentiation"
+        if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+            return "plain: the operations are being recorded"
         if type(input) not in _PLAIN_TYPES or type(target) not in _PLAIN_TYPES:
             return "plain: input or target is no plain tensor"
         if syncs:

@@ -22,7 +22,17 @@ from stepless.members import Factory
 from stepless.model import Model, library_versions
 from stepless.nets import HIDDEN, Architecture
 from stepless.params import json_params
-from stepless.portfolio import CANDIDATES, Ensemble, Goal, Rows, automatic_plan, fit_ensembles, make_folds, merge_rows
+from stepless.portfolio import (
+    CANDIDATES,
+    Ensemble,
+    Goal,
+    Rows,
+    are_draws,
+    automatic_plan,
+    fit_ensembles,
+    make_folds,
+    merge_rows,
+)
 from stepless.predicting import Predicting
 from stepless.preprocessing import Features, fit_features
 from stepless.rules import Rule
@@ -272,7 +282,7 @@ class MetricClassifier(Predicting):
         self._check_settings(rule)
         features = self._features(table, weight, last)
         matrix = features.matrix(table)
-        if len(matrix) <= _SMALL:
+        if len(matrix) <= _SMALL and not are_draws(matrix):
             matrix, target, weight = merge_rows(matrix, target, weight)
         weight = None if weight is None else weight * (len(weight) / weight.sum())
         seed, turns = (self._seed(), 0) if last is None else (last.seed, last.turns + 1)

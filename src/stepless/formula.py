@@ -64,7 +64,7 @@ def resolve(metric: Any, *, maximize: bool | None = None, **options: Any) -> Met
     if options:
         raise TypeError(f"a formula has no options; got {', '.join(map(repr, options))}. Write the value into it.")
     if isinstance(metric, str):
-        if metric.strip().isidentifier():
+        if metric.strip().isidentifier() and metric.strip() not in names():
             raise ValueError(METRICS.unknown(metric.strip()[:_LONGEST_NAME]))
         return _probed(metric.strip(), parse(metric), maximize)
     if callable(metric):
@@ -99,7 +99,7 @@ _PROBE = ((1.0, 0.0, 0.0, 1.0), (8.0, 1.0, 2.0, 9.0), (1.0, 9.0, 7.0, 3.0))
 def _probed(name: str, function: Callable[..., Array], maximize: bool | None) -> Metric:
     """Make a metric of a formula, after checking that it is a scalar function of the counts that has a gradient."""
     try:
-        probe = torch.tensor(_PROBE, dtype=torch.float64, requires_grad=True)
+        probe = torch.tensor(_PROBE, dtype=torch.float64, device="cpu", requires_grad=True)
         value = function(*probe.unbind(-1))
     except ValueError:
         raise
@@ -293,7 +293,10 @@ class _Parser:
         try:
             tree = ast.parse(self.text, mode="eval")
         except SyntaxError as error:
-            raise self._error("the formula cannot be read", max((error.offset or 1) - 1, 0)) from None
+            if not self.text:
+                raise ValueError("the formula is empty; write one, such as 2*tp / (2*tp + fp + fn).") from None
+            at = error.offset - 1 if error.offset else len(self.text)  # it says nothing where something is missing
+            raise self._error("the formula cannot be read", at) from None
         except (RecursionError, MemoryError):
             raise ValueError(f"the formula {self.text[:40]!r} is nested too deeply.") from None
         return self._node(tree.body, 0)

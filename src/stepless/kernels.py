@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from stepless.confusion import cells
-from stepless.steps import Affine, Step
+from stepless.steps import Factors, Step
 from stepless.tasks import Batch
 from stepless.tracing import Differentiated, differentiated, differentiated_classes, over_labels
 
@@ -80,7 +80,7 @@ def differentiators(of: Callable[[Any], Any]) -> tuple[Any, Any, Any] | None:
         of_numbers, of_arrays = differentiated(of), differentiated(of, arrays=True)
         together = np.stack([np.broadcast_to(x, len(_PROBES)) for x in of_arrays(*np.array(_PROBES).T)], -1)
         for probe, at_once in zip(_PROBES, together, strict=True):
-            cells = torch.tensor(probe, dtype=torch.float64, requires_grad=True)
+            cells = torch.tensor(probe, dtype=torch.float64, device="cpu", requires_grad=True)
             value = of(cells)
             expected = [value.item(), *torch.autograd.grad(value, cells)[0].tolist()]
             for traced in (of_numbers(*probe), at_once):
@@ -105,7 +105,7 @@ def traces_classes(of: Callable[[Any], Any]) -> bool:
     try:
         traced = differentiated_classes(of, classes=3)
         for probe in _CLASS_PROBES:
-            cells = torch.tensor(probe, dtype=torch.float64).T.contiguous().requires_grad_()
+            cells = torch.tensor(probe, dtype=torch.float64, device="cpu").T.contiguous().requires_grad_()
             value = of(cells)
             found = traced(*cells.detach().numpy())
             expected = [value.item(), *torch.autograd.grad(value, cells)[0].numpy()]
@@ -169,7 +169,7 @@ def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wante
 
 @np.errstate(all="ignore")  # NaN and infinity go where they go in torch, without a word
 def _of_few(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) -> tuple[float, Tensor | None]:
-    h, slope, affine = objective.step.linearise_few(scores, objective.tau, logits=batch.logits)
+    h, slope, factors = objective.step.linearise_few(scores, objective.tau, logits=batch.logits)
     y, weight = batch.target.numpy(), batch.entry_weight
     add = _add_labels if objective.labels else _add_all
     if weight is None:
@@ -181,7 +181,7 @@ def _of_few(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) ->
         slope *= w
     sums = (tp, predicted, support, total)
     judge: Any = _mean_over_labels if objective.labels else _worth
-    loss, alarm, more = judge(sums, affine, scores.dtype, objective)
+    loss, alarm, more = judge(sums, factors, scores.dtype, objective)
     if not wanted:
         return loss, None
     # a negative's decision is worth a false alarm, a positive's a hit
@@ -221,8 +221,8 @@ def _of_many(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) -
     z, y = scores.reshape(-1), batch.target.reshape(-1)
     w = None if weight is None else weight.expand_as(scores).reshape(-1)
     labels, pixels = (scores.shape[1], math.prod(scores.shape[2:])) if objective.labels else (0, 1)
-    sums, slopes, spare, affine = _count(z, y, w, batch.logits, objective, labels, pixels)
-    loss, alarm, more = (_mean_over_labels if labels else _worth)(sums, affine, z.dtype, objective)
+    sums, slopes, spare, factors = _count(z, y, w, batch.logits, objective, labels, pixels)
+    loss, alarm, more = (_mean_over_labels if labels else _worth)(sums, factors, z.dtype, objective)
     if not wanted:
         return loss, None
     if w is not None:
@@ -240,7 +240,7 @@ def _of_many(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) -
 
 def _count(
     z: Tensor, y: Tensor, w: Tensor | None, logits: bool, objective: Objective, labels: int, pixels: int
-) -> tuple[Any, Tensor, Tensor, Affine]:
+) -> tuple[Any, Tensor, Tensor, Factors]:
     """The sums tp, predicted, support and total; the derivative of every decision; a spare buffer; what they lack.
 
     Everything is flat; ``labels`` is 0, or how many there are, ``pixels`` in a row each, whose sums are kept apart.
@@ -251,14 +251,14 @@ def _count(
     slopes = torch.empty_like(z)
     decisions, spares = _buffers(min(size, length), z.dtype)
     tp = predicted = support = total = 0.0
-    affine = Affine(1.0, 0.0, 1.0)
+    factors = Factors(1.0, 1.0)
     for start in range(0, size, length):
         block, truth, share, slope, h, spare = z, y, w, slopes, decisions, spares
         if size > length:
             cut = slice(start, start + length)
             block, truth, share, slope = z[cut], y[cut], None if w is None else w[cut], slopes[cut]
             h, spare = decisions[: len(block)], spares[: len(block)]
-        affine = step.linearise_logits(block, tau, h, slope, spare) if logits else step.linearise(block, tau, h, slope)
+        factors = step.linearise_logits(block, tau, h, slope, spare) if logits else step.linearise(block, tau, h, slope)
         if share is None:
             here: Any = float(len(block) // (labels or 1))
             decided, positives = _add(h, labels, pixels), _add(truth, labels, pixels)
@@ -270,7 +270,7 @@ def _count(
         # not torch.dot: it adds one by one, and a million equal terms drift
         tp, predicted = tp + _add(h.mul_(truth), labels, pixels), predicted + decided
         support, total = support + positives, total + here
-    return (tp, predicted, support, total), slopes, spares, affine
+    return (tp, predicted, support, total), slopes, spares, factors
 
 
 _kept = threading.local()
@@ -333,13 +333,13 @@ def _label_of_entry(labels: int, pixels: int, size: int) -> Any:
 _EPS = {dtype: 4 * torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 
-def _cells(sums: Any, affine: Affine, eps: float) -> tuple[Any, Any, Any, Any]:
+def _cells(sums: Any, factors: Factors, eps: float) -> tuple[Any, Any, Any, Any]:
     """The four cells, numbers or arrays.
 
     One below the rounding of the sums it is a difference of is empty: 0/0 must not become a ratio of two roundings.
     """
     tp, predicted, support, total = sums
-    tp, predicted = affine.scale * tp + affine.shift * support, affine.scale * predicted + affine.shift * total
+    tp, predicted = factors.decision * tp, factors.decision * predicted
     fp, fn, tn = predicted - tp, support - tp, total - support - predicted + tp
     return (
         tp,
@@ -349,14 +349,14 @@ def _cells(sums: Any, affine: Affine, eps: float) -> tuple[Any, Any, Any, Any]:
     )
 
 
-def _worth(sums: Any, affine: Affine, dtype: torch.dtype, objective: Objective) -> tuple[float, float, float]:
+def _worth(sums: Any, factors: Factors, dtype: torch.dtype, objective: Objective) -> tuple[float, float, float]:
     """The loss, what a false alarm is worth, and how much more a hit is."""
-    loss, tp, fp, fn, tn = objective.differentiate(*_cells(sums, affine, _EPS[dtype]))
-    alarm = (fp - tn) * affine.steepness
-    return loss, alarm, (tp - fn) * affine.steepness - alarm
+    loss, tp, fp, fn, tn = objective.differentiate(*_cells(sums, factors, _EPS[dtype]))
+    alarm = (fp - tn) * factors.slope
+    return loss, alarm, (tp - fn) * factors.slope - alarm
 
 
-def _mean_over_labels(sums: Any, affine: Affine, dtype: torch.dtype, objective: Objective) -> tuple[float, Any, Any]:
+def _mean_over_labels(sums: Any, factors: Factors, dtype: torch.dtype, objective: Objective) -> tuple[float, Any, Any]:
     """The same for the weighted mean of the labels' losses, a worth for each label."""
     eps, labels = _EPS[dtype], len(sums[0])
     weights = _shares(labels, objective.label_weight)
@@ -364,12 +364,12 @@ def _mean_over_labels(sums: Any, affine: Affine, dtype: torch.dtype, objective: 
         tp, predicted, support, total = sums
         totals = repeat(total, labels) if isinstance(total, float) else total.tolist()
         rows = zip(tp.tolist(), predicted.tolist(), support.tolist(), totals, strict=False)
-        return objective.over_labels(rows, weights, affine, eps)
+        return objective.over_labels(rows, weights, factors, eps)
     each = np.array(weights)
     wide = [np.asarray(x, np.float64) for x in sums]
-    value, tp, fp, fn, tn = objective.differentiate_each(*_cells(wide, affine, eps))
-    alarm = (fp - tn) * each * affine.steepness
-    return float((value * each).sum()), alarm, (tp - fn) * each * affine.steepness - alarm
+    value, tp, fp, fn, tn = objective.differentiate_each(*_cells(wide, factors, eps))
+    alarm = (fp - tn) * each * factors.slope
+    return float((value * each).sum()), alarm, (tp - fn) * each * factors.slope - alarm
 
 
 @lru_cache(maxsize=32)

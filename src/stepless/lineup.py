@@ -20,7 +20,7 @@ from stepless.nets import Architecture
 from stepless.portfolio import CANDIDATES, Ensemble, Goal, Rows, fit_ensembles
 from stepless.rules import Rule
 from stepless.scoring import make_path
-from stepless.steppers import Settings, library_module
+from stepless.steppers import NothingToSplitError, Settings, library_module
 from stepless.training import Plan
 
 #: A linear model, trained on cross-entropy.
@@ -96,6 +96,9 @@ def fit_others(
             costs = Costs(rule.resolved, path.task, len(rule.classes), path.average, TREES[name])
             settings = Settings("lightgbm", _ROUNDS, _RATE, {}, seed % 2**31, torch.get_num_threads())
             watch: Any = "loss" if rule.subject_to is not None else "cut"
-            growth = grow(matrix, target, weight, costs, settings, [*folds], _PATIENCE, watch)
+            try:
+                growth = grow(matrix, target, weight, costs, settings, [*folds], _PATIENCE, watch)
+            except NothingToSplitError:  # the others know what there is to be known
+                continue
             found.append(Ensemble(name, growth.ensemble.member, growth.ensemble.held))
     return found

@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from numbers import Real
 from typing import Any
 
 import torch
@@ -185,6 +186,16 @@ class MetricLoss(nn.Module):
             self._check_values(input, target, sample_weight)
         return batch
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move as modules do, but never below single precision: the memory's counts would overflow in ``half()``."""
+
+        def wide(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            halved = moved.dtype in (torch.float16, torch.bfloat16)
+            return tensor.to(moved.device) if halved and tensor.dtype not in (torch.float16, torch.bfloat16) else moved
+
+        return super()._apply(wide, recurse)  # type: ignore[no-untyped-call]
+
     def settle(self, state: State) -> Tensor:
         """The loss of a whole batch's state: merged over ranks and with what is remembered, then finished.
 
@@ -257,10 +268,11 @@ class MetricLoss(nn.Module):
 
     def advance(self, progress: float) -> None:
         """Report training progress in [0, 1] to the schedule; without a schedule this does nothing."""
-        if not isinstance(progress, int | float) or not 0 <= progress <= 1:
+        given: Any = progress  # numpy's numbers are real ones too
+        if not isinstance(given, Real) or not 0 <= float(given) <= 1:
             raise ValueError(f"progress must lie in [0, 1], as in step / total_steps; got {progress!r}.")
         if self.schedule is not None:
-            self.progress.fill_(progress)
+            self.progress.fill_(float(progress))
             self._waiting = -1
 
     def violations(self, input: Any, target: Any, sample_weight: Any = None) -> dict[str, float]:
@@ -446,9 +458,9 @@ def make_step(step: Step | str | None) -> Step:
     return step
 
 
-def _check_blend(blend: float, cross_entropy: str, schedule: Schedule | None) -> tuple[float, str]:
-    if not isinstance(blend, int | float) or not 0 <= blend <= 1:
-        raise ValueError(f"blend is the share of cross-entropy in the loss, in [0, 1]; got {blend!r}.")
+def _check_blend(blend: Any, cross_entropy: str, schedule: Schedule | None) -> tuple[float, str]:
+    if not isinstance(blend, Real) or not 0 <= float(blend) <= 1:
+        raise ValueError(f"blend is the share of cross-entropy in the loss, a number in [0, 1]; got {blend!r}.")
     if schedule is not None and not isinstance(schedule, Schedule):
         raise TypeError(f"schedule must be a stepless.Schedule; got {schedule!r}.")
     if cross_entropy not in ("plain", "balanced"):

@@ -276,7 +276,7 @@ _TOGETHER = 16
 def _fused(z: Tensor, y: Tensor, weight: Tensor | None, objective: Fused) -> tuple[Tensor, Tensor]:
     """Losses of all members, and their gradient, of yes/no decisions ``(members, rows, labels)`` in few operations."""
     decision, slope, spare = (torch.empty_like(z) for _ in range(3))
-    scale, shift, steepness = objective.step.linearise_logits(z, objective.tau, decision, slope, spare)
+    scale, steepness = objective.step.linearise_logits(z, objective.tau, decision, slope, spare)
     wide: Any = {"dim": 1, "dtype": torch.float64}
     truth: Tensor = y
     total: Any = float(z.shape[1])
@@ -288,8 +288,8 @@ def _fused(z: Tensor, y: Tensor, weight: Tensor | None, objective: Fused) -> tup
     else:
         decided = decision.sum(**wide)
     support = truth.sum(**wide).numpy()
-    tp = scale * decision.mul_(truth).sum(**wide).numpy() + shift * support
-    cells = _cells(tp, scale * decided.numpy() + shift * total, support, total)
+    tp = scale * decision.mul_(truth).sum(**wide).numpy()
+    cells = _cells(tp, scale * decided.numpy(), support, total)
     if tp.size < _TOGETHER:
         each = zip(*(cell.ravel().tolist() for cell in cells), strict=True)
         found = np.array([objective.differentiate(*four) for four in each]).T.reshape(5, *tp.shape)

@@ -34,6 +34,8 @@ Rows = NDArray[np.int64]
 
 #: Values of the feature matrix that held-out rows are scored with at once.
 _CHUNK = 2**22
+#: In a table of so many rows, so many of a kind or more are draws of it, and not one row written down several times.
+_MANY, _OF_A_KIND = 100, 10
 #: How many steps training takes where the number of epochs is left open, give or take.
 _STEPS = 1200
 
@@ -151,6 +153,15 @@ def merge_rows(
     )
     total = np.bincount(place.ravel(), weight, minlength=len(rows)).astype(np.float64)
     return matrix[first], target[first], None if (total == 1).all() else total
+
+
+def are_draws(matrix: NDArray[np.float32]) -> bool:
+    """Whether rows are of few kinds, ten of each or more in the mean: equal ones are then draws, and no copies.
+
+    >>> are_draws(np.float32([[0], [1]] * 50)), are_draws(np.arange(100, dtype=np.float32)[:, None])
+    (True, False)
+    """
+    return len(matrix) >= _MANY and _OF_A_KIND * len(np.unique(matrix, axis=0)) <= len(matrix)
 
 
 def fit_ensembles(

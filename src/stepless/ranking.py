@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from stepless import ordering
+from stepless.formula import names
 from stepless.metrics import METRICS
 from stepless.numerics import as_tuple, constant, ratio
 from stepless.ordering import Ranked, rank
@@ -158,7 +159,7 @@ def find_ranking(metric: Any) -> Ranking | None:
     if isinstance(metric, Ranking):
         return metric
     name = metric.strip() if isinstance(metric, str) else ""
-    if name in METRICS or not name.isidentifier():
+    if name in METRICS or not name.isidentifier() or name in names():
         return None
     if name in RANKINGS:
         return RANKINGS[name]

@@ -46,6 +46,16 @@ _OURS = {
 }  # fmt: skip
 
 
+class NothingToSplitError(ValueError):
+    """No column tells the rows apart, so that there is nothing to grow trees on."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "boosted trees need a column that tells rows apart, and here none does: each is constant, or differs in too"
+            " few rows of a fold. Give other columns, more rows, or a model without trees."
+        )
+
+
 @dataclass(frozen=True)
 class Settings:
     """How trees are grown.
@@ -144,7 +154,7 @@ class _LightGBM(_Base):
         leaf = max(1, min(20, len(rows.target) * 20 // _ROWS_FOR_TWENTY))
         defaults = {
             "verbosity": -1, "min_data_in_leaf": leaf, "min_data_in_bin": min(3, leaf), "deterministic": True,
-            "force_col_wise": True, "max_delta_step": _LARGEST_LEAF,
+            "force_col_wise": True, "max_delta_step": _LARGEST_LEAF, "feature_pre_filter": False,
         }  # fmt: skip
         params = {
             **{name: value for name, value in defaults.items() if not _ALIASES.get(name, set()) & set(settings.params)},
@@ -153,6 +163,9 @@ class _LightGBM(_Base):
         }  # fmt: skip
         # the weights are in the gradients
         data = self.library.Dataset(rows.matrix, rows.target, init_score=self._start(len(rows.target)), params=params)
+        data.construct()
+        if not any(data.feature_num_bin(column) > 1 for column in range(rows.matrix.shape[1])):
+            raise NothingToSplitError  # asked here, because LightGBM fails in words of its own
         self.booster = self.library.Booster(params, data)
         if len(rows.held):
             held = self.library.Dataset(
@@ -253,7 +266,7 @@ class _CatBoost(_Base):
             self.watch.orders.put(True)
             seen = self.watch.reports.get()
         if isinstance(seen, BaseException):
-            raise seen
+            raise NothingToSplitError() if "All features are either constant" in str(seen) else seen
         own, held = (self._join(scores) for scores in seen)
         return own, held
 

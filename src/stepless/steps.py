@@ -29,12 +29,14 @@ Threshold = Array  #: a number, or an array that broadcasts against the probabil
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 
 
-class Affine(NamedTuple):
-    """What a pair of buffers leaves out: decision = scale · buffer + shift, derivative = steepness · buffer."""
+class Factors(NamedTuple):
+    """What a pair of buffers leaves out: the decision is one times its buffer, its derivative the other times its own.
 
-    scale: float
-    shift: float
-    steepness: float
+    Nothing is left to be added: tiny decisions would be lost in what is.
+    """
+
+    decision: float
+    slope: float
 
 
 class Promise(Enum):
@@ -72,28 +74,28 @@ class Step:
         """The decision of ``p = sigmoid(z)``; a step in logits overrides it to stay exact where p rounds to 0 or 1."""
         return self(sigmoid(z), tau)
 
-    def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Affine:
+    def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Factors:
         """Write the decision and its derivative with respect to ``p`` into buffers, for the fused counting pass.
 
         Both are written up to constants that are cheaper to apply to their sums; the result says which.
         """
         raise NotImplementedError
 
-    def linearise_logits(self, z: Tensor, tau: float, decision: Tensor, slope: Tensor, spare: Tensor) -> Affine:
+    def linearise_logits(self, z: Tensor, tau: float, decision: Tensor, slope: Tensor, spare: Tensor) -> Factors:
         """Write the decision of ``p = sigmoid(z)`` and its derivative with respect to ``z`` into buffers."""
         torch.sigmoid(z, out=spare)
-        affine = self.linearise(spare, tau, decision, slope)
+        factors = self.linearise(spare, tau, decision, slope)
         _sigmoid_backward(slope, spare, grad_input=slope)
-        return affine
+        return factors
 
-    def linearise_few(self, x: Tensor, tau: float, *, logits: bool) -> tuple[Any, Any, Affine]:
+    def linearise_few(self, x: Tensor, tau: float, *, logits: bool) -> tuple[Any, Any, Factors]:
         """The same for a few logits or probabilities, as numpy arrays: decision, slope and constants."""
         decision, slope, spare = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
         if logits:
-            affine = self.linearise_logits(x, tau, decision, slope, spare)
+            factors = self.linearise_logits(x, tau, decision, slope, spare)
         else:
-            affine = self.linearise(x, tau, decision, slope)
-        return decision.numpy(), slope.numpy(), affine
+            factors = self.linearise(x, tau, decision, slope)
+        return decision.numpy(), slope.numpy(), factors
 
     def sharpened(self, factor: Any) -> Step:
         """The same step, ``factor`` (a number, or a scheduled tensor) times as sharp."""
@@ -127,15 +129,15 @@ class Identity(Step):
     def __call__(self, p: Array, tau: Threshold) -> Array:
         return p
 
-    def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Affine:
+    def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Factors:
         decision.copy_(p)
         slope.fill_(1.0)
-        return Affine(1.0, 0.0, 1.0)
+        return Factors(1.0, 1.0)
 
-    def linearise_logits(self, z: Tensor, tau: float, decision: Tensor, slope: Tensor, spare: Tensor) -> Affine:
+    def linearise_logits(self, z: Tensor, tau: float, decision: Tensor, slope: Tensor, spare: Tensor) -> Factors:
         torch.sigmoid(z, out=decision)
         torch.addcmul(decision, decision, decision, value=-1, out=slope)
-        return Affine(1.0, 0.0, 1.0)
+        return Factors(1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -155,10 +157,10 @@ class Sigmoid(Step):
     def __call__(self, p: Array, tau: Threshold) -> Array:
         return sigmoid((p - tau) * self.k)
 
-    def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Affine:
+    def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Factors:
         torch.sub(p, tau, out=decision).mul_(self.k).sigmoid_()
         torch.addcmul(decision, decision, decision, value=-1, out=slope)
-        return Affine(1.0, 0.0, self.k)
+        return Factors(1.0, self.k)
 
     def sharpened(self, factor: Any) -> Sigmoid:
         return replace(self, k=self.k * factor)
@@ -186,36 +188,37 @@ class Linear(Step):
     def __call__(self, p: Array, tau: Threshold) -> Array:
         low, high, below, within, above = self._pieces(tau)
         # One slope everywhere, the others as what they add inside their own interval: fewer passes than three branches.
-        decision = clip(p, low, high) * (within - above) + p * above
+        decision = (clip(p, low, high) - low) * (within - above) + p * above
         if not isinstance(below, float) or below != above:
             decision = decision + clip(p, high=low) * (below - above)
-        return decision - low * (within - above)
+        return decision
 
-    def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Affine:
+    def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Factors:
         low, high, below, within, above = self._pieces(tau)
         steep = within - above
         torch.clamp(p, low, high, out=decision)
         torch.eq(decision, p, out=slope).add_(above / steep)
-        decision.add_(p, alpha=above / steep)
+        decision.sub_(low).add_(p, alpha=above / steep)
         if below != above:
             decision.add_(torch.clamp(p, max=low), alpha=(below - above) / steep)
             slope.add_(p < low, alpha=(below - above) / steep)
-        return Affine(steep, -low * steep, steep)
+        return Factors(steep, steep)
 
-    def linearise_few(self, x: Tensor, tau: float, *, logits: bool) -> tuple[Any, Any, Affine]:
+    def linearise_few(self, x: Tensor, tau: float, *, logits: bool) -> tuple[Any, Any, Factors]:
         low, high, below, within, above = _pieces_of(self, tau)
         steep = within - above
         p = (x.sigmoid() if logits else x.detach()).numpy()
         decision = p.clip(low, high)
         slope = (decision == p).astype(p.dtype)
         slope += above / steep
+        decision -= low
         decision += p * (above / steep)
         if below != above:
             decision += np.minimum(p, low) * ((below - above) / steep)
             slope += (p < low) * p.dtype.type((below - above) / steep)
         if logits:
             slope *= (1 - p) * p
-        return decision, slope, Affine(steep, -low * steep, steep)
+        return decision, slope, Factors(steep, steep)
 
     def _pieces(self, tau: Any) -> tuple[Any, Any, Any, Any, Any]:
         """The two break points, and the slopes below, between and above them."""
@@ -250,14 +253,14 @@ class RaisedCosine(Step):
         _in_range("RaisedCosine's delta", self.delta, "above 0 and below 1", lambda v: 0 < v < 1)
 
     def __call__(self, p: Array, tau: Threshold) -> Array:
-        u = clip((p - tau) / self.delta, -1.0, 1.0)
-        return 0.5 * (1 + u + namespace(u).sin(math.pi * u) / math.pi)
+        u = clip((p - tau) / self.delta + 1, 0.0, 2.0)  # from the band's lower end, where it is exactly 0
+        return 0.5 * (u - namespace(u).sin(math.pi * u) / math.pi)
 
-    def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Affine:
-        u = torch.sub(p, tau, out=decision).mul_(math.pi / self.delta).clamp_(-math.pi, math.pi)
-        torch.cos(u, out=slope).add_(1.0)  # 0 at the ends of the band, and so beyond them
-        u.add_(torch.sin(u))
-        return Affine(0.5 / math.pi, 0.5, 0.5 / self.delta)
+    def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Factors:
+        u = torch.sub(p, tau, out=decision).mul_(math.pi / self.delta).add_(math.pi).clamp_(0.0, 2 * math.pi)
+        torch.cos(u, out=slope).neg_().add_(1.0)  # 0 at the ends of the band, and so beyond them
+        u.sub_(torch.sin(u))
+        return Factors(0.5 / math.pi, 0.5 / self.delta)
 
     def sharpened(self, factor: Any) -> RaisedCosine:
         return replace(self, delta=self.delta / factor)
@@ -287,18 +290,18 @@ class LogitSigmoid(Step):
     def from_logits(self, z: Array, tau: Threshold) -> Array:
         return sigmoid((z - logit(tau)) / self.temperature)
 
-    def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Affine:
+    def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Factors:
         inside = (p >= torch.finfo(p.dtype).tiny) & (p < 1)
         decision.copy_(self(p, tau))
         torch.addcmul(decision, decision, decision, value=-1, out=slope)
         slope.div_(torch.addcmul(p, p, p, value=-1)).masked_fill_(~inside, 0.0)
-        return Affine(1.0, 0.0, 1 / self.temperature)
+        return Factors(1.0, 1 / self.temperature)
 
-    def linearise_logits(self, z: Tensor, tau: float, decision: Tensor, slope: Tensor, spare: Tensor) -> Affine:
+    def linearise_logits(self, z: Tensor, tau: float, decision: Tensor, slope: Tensor, spare: Tensor) -> Factors:
         shift = math.log(tau) - math.log1p(-tau)
         torch.sub(z, shift, out=decision).div_(self.temperature).sigmoid_()
         torch.addcmul(decision, decision, decision, value=-1, out=slope)
-        return Affine(1.0, 0.0, 1 / self.temperature)
+        return Factors(1.0, 1 / self.temperature)
 
     def sharpened(self, factor: Any) -> LogitSigmoid:
         return replace(self, temperature=self.temperature / factor)

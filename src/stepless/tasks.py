@@ -161,7 +161,7 @@ def read_arrays(
     target = _match_binary(target, input)
     mask = None
     if ignore_index is not None:
-        counted = target != ignore_index
+        counted = _counted(target, ignore_index)
         target, scores = xp.where(counted, target, 0), xp.where(counted, scores, 0.0)
         mask = cast(counted, dtype)
     weight = None
@@ -188,7 +188,7 @@ def _read_multiclass(
     samples = (scores.shape[0], *scores.shape[2:])
     mask, hits, xp = None, None, namespace(scores)
     if _shape(target) == samples and not is_floating(target) and _dtype(target) != "bool":
-        counted = target != (IGNORED_CLASS if ignore_index is None else ignore_index)
+        counted = _counted(target, IGNORED_CLASS if ignore_index is None else ignore_index)
         target = xp.where(counted, target, 0)
         target, hits = (
             (target.long(), None) if isinstance(target, Tensor) else (target, _one_hot(target, scores, dtype))
@@ -271,6 +271,13 @@ def _match_weight(weight: Array, shape: Any, dtype: Any, *, labels: bool) -> Arr
     raise ValueError(f"sample_weight must have one entry a sample, shape {wanted}; got {_shape(weight)}.")
 
 
+def _counted(target: Array, ignored: int) -> Array:
+    """Which entries are not to be ignored. A small integer type would wrap: −100 is class 156 of an unsigned byte."""
+    if _dtype(target) in ("int8", "uint8", "int16", "uint16"):
+        target = cast(target, torch.int32 if isinstance(target, Tensor) else "int32")
+    return target != ignored
+
+
 def _shape(tensor: Array) -> tuple[int, ...]:
     return tuple(tensor.shape)
 
@@ -299,11 +306,11 @@ def check_values(
             "sample_weight must be finite and not negative; " + _first(sample_weight, ~(sample_weight >= 0))
         )
     if task == "multiclass" and not target.is_floating_point():
-        counted = target != (IGNORED_CLASS if ignore_index is None else ignore_index)
+        counted = _counted(target, IGNORED_CLASS if ignore_index is None else ignore_index)
         _check_classes(target, counted, input.shape[1])
         counted = counted.unsqueeze(1).expand(input.shape)
     else:
-        counted = torch.ones_like(target, dtype=torch.bool) if ignore_index is None else target != ignore_index
+        counted = torch.ones_like(target, dtype=torch.bool) if ignore_index is None else _counted(target, ignore_index)
         wrong = counted & ~((target >= 0) & (target <= 1))
         if bool(wrong.any()):
             if task == "multiclass":

@@ -223,22 +223,22 @@ def over_labels(formula: Callable[[Any], Any]) -> Callable[..., tuple[float, lis
     """A loop over few labels, from their sums to the weighted sum of the formula's values.
 
     The result is a function of rows ``(tp, predicted, support, total)``, weights, what the decisions in these sums lack
-    (`stepless.steps.Affine`), and the relative rounding of the sums. It also returns what a false alarm of each label
+    (`stepless.steps.Factors`), and the relative rounding of the sums. It also returns what a false alarm of each label
     is worth, and how much more a hit is. A cell below the rounding of the sums it is a difference of is empty: 0/0 must
     not become a ratio of two roundings.
 
     >>> of = over_labels(lambda cells: cells[0] + 2 * cells[1])
-    >>> of([(3.0, 4.0, 5.0, 9.0)], [1.0], (1.0, 0.0, 1.0), 1e-7)
+    >>> of([(3.0, 4.0, 5.0, 9.0)], [1.0], (1.0, 1.0), 1e-7)
     (5.0, [2.0], [-1.0])
     """
     lines, (value, tp, fp, fn, tn) = straight_line(formula)
     head = (
-        "def of(labels, weights, affine, eps):",
-        "    loss, alarms, more, (scale, shift, steepness) = 0.0, [], [], affine",
+        "def of(labels, weights, factors, eps):",
+        "    loss, alarms, more, (scale, steepness) = 0.0, [], [], factors",
         "    for (tp, predicted, support, total), weight in zip(labels, weights, strict=True):",
     )
     cells = (
-        "tp, predicted = scale * tp + shift * support, scale * predicted + shift * total",
+        "tp, predicted = scale * tp, scale * predicted",
         "fp, fn, tn = predicted - tp, support - tp, total - support - predicted + tp",
         *(
             f"{cell} = 0.0 if abs({cell}) < eps * {noise} else {cell}"

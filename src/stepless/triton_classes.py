@@ -66,9 +66,9 @@ def _decide_classes(p, tau, STEP: tl.constexpr, a, b):
         slope = tl.where(under, below[:, None], tl.where(inside, within[:, None], above[:, None]))
         h = slope * p + tl.where(under, 0.0, tl.where(inside, (a - within * low)[:, None], (1 - above)[:, None]))
     else:  # raised cosine: a = δ
-        u = tl.minimum(tl.maximum((p - tau[:, None]) / a, -1.0), 1.0)
-        h = 0.5 * (1 + u + tl.sin(3.141592653589793 * u) / 3.141592653589793)
-        slope = 0.5 * (1 + tl.cos(3.141592653589793 * u)) / a
+        u = tl.minimum(tl.maximum((p - tau[:, None]) / a + 1, 0.0), 2.0)
+        h = 0.5 * (u - tl.sin(3.141592653589793 * u) / 3.141592653589793)
+        slope = 0.5 * (1 - tl.cos(3.141592653589793 * u)) / a
     return h, slope
 
 

@@ -59,9 +59,9 @@ def _decide(x, STEP: tl.constexpr, LOGITS: tl.constexpr, a, b, c, d, e):
         h = steep * p + tl.where(p < a, 0.0, tl.where(p <= b, (c - d) * a, 1 - e))
         slope = steep * inner
     elif STEP == 3:  # raised cosine: a = δ, b = τ
-        u = tl.minimum(tl.maximum((p - b) / a, -1.0), 1.0)
-        h = 0.5 * (1 + u + tl.sin(3.141592653589793 * u) / 3.141592653589793)
-        slope = 0.5 * (1 + tl.cos(3.141592653589793 * u)) / a * inner
+        u = tl.minimum(tl.maximum((p - b) / a + 1, 0.0), 2.0)
+        h = 0.5 * (u - tl.sin(3.141592653589793 * u) / 3.141592653589793)
+        slope = 0.5 * (1 - tl.cos(3.141592653589793 * u)) / a * inner
     else:  # sigmoid of logits: a = temperature, b = logit τ
         h = reciprocal(1 + tl.exp(-(p - b) / a))
         slope = h * (1 - h) / a

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from stepless.params import json_params
+from stepless.ranking import RANKINGS, Ranking
 from stepless.rules import Held, Rule, positive_class
 from stepless.tasks import Task
 
@@ -289,6 +290,11 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         positive = positive_class(classes, y, self.pos_label) if task == "binary" else 0
         seed = 0 if self.random_state is None else int(check_random_state(self.random_state).randint(2**31 - 1))
         options = dict(self.metric_options or {})
+        if isinstance(self.metric, Ranking) or (isinstance(self.metric, str) and self.metric in RANKINGS):
+            raise ValueError(
+                f"a threshold is tuned for a metric that scores decisions, as 'f1' does; {self.metric!r} scores a"
+                " ranking, which no threshold changes."
+            )
         rule = Rule(task, classes, positive, "", self.metric, options, self.subject_to, self.average, seed)
         rule.check()
         return replace(rule, method=self._method(X, y, params))
