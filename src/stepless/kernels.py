@@ -24,8 +24,9 @@ from stepless.steps import Factors, Step
 from stepless.tasks import Batch
 from stepless.tracing import Differentiated, differentiated, differentiated_classes, over_labels
 
-#: Scores in a block; see benchmarks/speed. Small blocks pay for the threads' meetings, large ones for fresh memory.
-BLOCK = 1 << 19
+#: Scores in a block; see benchmarks/speed. Threads meet after every operation on a block, and are late at times: few
+#: blocks are steadier. What they need is kept, so larger ones would only hold more memory.
+BLOCK = 1 << 20
 #: Up to so many scores numpy does the arithmetic; torch would not use a second thread either.
 FEW = 1 << 13
 #: Up to so many rows they are added in their own precision: what is lost is the rounding of a number or two.
@@ -305,7 +306,7 @@ def _pull_back_labels(slopes: Tensor, y: Tensor, spare: Tensor, worths: Any, pix
     columns = labels * pixels
     index = _label_of_entry(labels, pixels, len(spare))
     wide = len(index)
-    alarm, more = torch.from_numpy(worths[:, index]).to(spare.dtype)
+    alarm, more = torch.from_numpy(worths.take(index, axis=1)).to(spare.dtype)  # not [:, index]: it lays rows across
     for start in range(0, len(y), len(spare)):
         stop = min(start + len(spare), len(y))
         whole = stop - (stop - start) % wide
