@@ -79,11 +79,9 @@ class Dispatcher:
     def way(  # noqa: PLR0911 - a sentence for each reason
         self, input: Any, target: Any, sample_weight: Any = None, *, validate: bool = False, syncs: bool = False
     ) -> str:
-        """The way that this batch goes."""
+        """The way that this batch goes; whoever asks has seen that torch.compile is not at work."""
         if self._why:
             return self._why
-        if torch.compiler.is_compiling():
-            return "plain: torch.compile fuses it by itself"
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
             return "plain: inside a function transform or forward-mode differentiation"
         if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:

@@ -188,7 +188,7 @@ def _of_few(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) ->
     # a negative's decision is worth a false alarm, a positive's a hit
     if objective.labels:  # one list of numbers is read faster than a pair of lists
         alarm, more = np.array([*alarm, *more], dtype=h.dtype).reshape(2, -1, *[1] * (h.ndim - 2))
-    gradient = y * more
+    gradient = np.multiply(y, more, out=h)  # whose sums are taken; it is at hand, where fresh memory is not
     gradient += alarm
     gradient *= slope
     return loss, torch.from_numpy(gradient)

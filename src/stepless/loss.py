@@ -153,7 +153,7 @@ class MetricLoss(nn.Module):
     def forward(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         """The loss of a batch."""
         if self._ways is not None and not torch.compiler.is_compiling():
-            way = self.path_for(input, target, sample_weight)
+            way = self._ways.way(input, target, sample_weight, validate=self.validate, syncs=self._syncs())
             self._ways.note(way, self)
             if way in (TRITON_DECISIONS, TRITON_CLASSES):
                 return self._ways.fused_on_cuda(input, target)
@@ -178,6 +178,8 @@ class MetricLoss(nn.Module):
         """
         if self._ways is None:
             return "plain: a ranking has no counts"
+        if torch.compiler.is_compiling():
+            return "plain: torch.compile fuses it by itself"
         return self._ways.way(input, target, sample_weight, validate=self.validate, syncs=self._syncs())
 
     def _read(self, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> Batch:

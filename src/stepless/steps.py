@@ -217,7 +217,8 @@ class Linear(Step):
             decision += np.minimum(p, low) * ((below - above) / steep)
             slope += (p < low) * p.dtype.type((below - above) / steep)
         if logits:
-            slope *= (1 - p) * p
+            inner = p * p
+            slope *= np.subtract(p, inner, out=inner)
         return decision, slope, Factors(steep, steep)
 
     def _pieces(self, tau: Any) -> tuple[Any, Any, Any, Any, Any]:
