@@ -104,6 +104,8 @@ def test_a_column_of_names_for_rows(clean):
     frame, y = clean
     (said,) = cautions(frame.assign(code=[f"c{i}" for i in range(400)]), y)
     assert said == "column 'code' has a different value in every row, and can only be learned by heart; drop it."
+    (said,) = cautions(frame.assign(code=[f"c{i}" for i in range(400)], name=[f"n{i}" for i in range(400)]), y)
+    assert said.endswith("a different value in every row, and can only be learned by heart; drop them.")
 
 
 def test_equal_rows_in_different_folds(clean):

@@ -228,8 +228,9 @@ def _group_columns(table: Table, columns: Sequence[Column]) -> list[str]:
             " resemble each other and new data will bring new groups, pass it as groups, and drop it from the columns."
         )
     if identifiers:
+        them = "it" if len(identifiers) == 1 else "them"
         said.append(
-            f"{_listed(identifiers)} a different value in every row, and can only be learned by heart; drop it."
+            f"{_listed(identifiers)} a different value in every row, and can only be learned by heart; drop {them}."
         )
     return said
 
