@@ -380,3 +380,15 @@ def test_a_loss_made_for_another_device_is_fused_all_the_same():
         made = [sl.MetricLoss(metric) for metric in ("f1", "tp / (tp + fn + 1)")]
     batch = torch.zeros(3, device="cpu"), torch.ones(3, device="cpu")
     assert [loss_fn.path_for(*batch) for loss_fn in made] == [FUSED_CPU] * 2
+
+
+@pytest.mark.parametrize("size", [50, kernels.FEW + 1])
+def test_the_default_device_is_not_where_a_batch_is(size):
+    vars(kernels._kept).clear()
+    scores, target = draw((size,))
+    loss_fn = sl.MetricLoss("f1")
+    with torch.device("meta"):
+        loss = loss_fn(scores.requires_grad_(), target)
+        loss.backward()
+    assert loss.device == scores.grad.device == scores.device
+    assert loss == loss_fn(scores, target)

@@ -268,7 +268,7 @@ class Large(Table):
             " decided alike."
         )
         lines = [f"- {kind}: {', '.join(cases)}" for kind, cases in self._against(folds).items() if cases]
-        table = rows(["metric", "MSE", "BCE", "AnyLoss", "BCE + tuned threshold"], body)
+        table = rows(["network", "metric", "MSE", "BCE", "AnyLoss", "BCE + tuned threshold"], body)
         return [
             words,
             table,

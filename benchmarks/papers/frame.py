@@ -421,6 +421,8 @@ def _matches(cell: str, pattern: str) -> bool:
 
 def rows(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
     """A markdown table."""
+    if any(len(row) != len(head) for row in body):
+        raise ValueError(f"every row must have the {len(head)} columns of the head: {', '.join(head)}.")
     return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in [head, ["---"] * len(head), *body])
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stepless.frames import Table, read_table
 from stepless.metrics import METRICS
-from stepless.ranking import RANKINGS, Ranking
+from stepless.ranking import is_ranking
 from stepless.registry import Metric
 from stepless.rules import Rule, positive_class
 from stepless.tasks import Task
@@ -71,7 +71,7 @@ def make_rule(
     seed: int,
 ) -> Rule:
     """How labels are read and decisions scored; an error for what cannot be compared."""
-    if isinstance(metric, Ranking) or (isinstance(metric, str) and metric in RANKINGS):
+    if is_ranking(metric):
         raise ValueError(f"compare needs a metric that scores decisions, as 'f1' does; {metric!r} scores a ranking.")
     if average == "none":
         raise ValueError('contestants are compared by one score; average="none" gives one for each class.')

@@ -131,7 +131,7 @@ class _FusedLoss(torch.autograd.Function):
         ctx.save_for_backward(scores)
         # without the scores: a context that holds its own input is never freed
         ctx.kept = gradient, batch[1:], objective
-        return torch.scalar_tensor(loss, dtype=scores.dtype)
+        return torch.scalar_tensor(loss, dtype=scores.dtype, device="cpu")
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -231,7 +231,7 @@ def _of_many(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) -
     if labels:
         _pull_back_labels(slopes, y, spare, np.array((alarm, more)), pixels)
     else:
-        base, length = torch.scalar_tensor(alarm, dtype=z.dtype), spare.numel()
+        base, length = torch.scalar_tensor(alarm, dtype=z.dtype, device="cpu"), spare.numel()
         for start in range(0, z.numel(), length):
             truth = y[start : start + length]
             worth = torch.add(base, truth, alpha=more, out=spare[: truth.numel()])
@@ -286,7 +286,7 @@ def _buffers(size: int, dtype: torch.dtype) -> Tensor:
     kept = vars(_kept).get(str(dtype))
     if kept is None or kept.shape[1] < size:
         with torch.inference_mode(False):  # what inference mode makes cannot be written to outside of it
-            kept = torch.empty(2, size, dtype=dtype)
+            kept = torch.empty(2, size, dtype=dtype, device="cpu")
         if size <= BLOCK:
             setattr(_kept, str(dtype), kept)
     return kept[:, :size]

@@ -196,7 +196,8 @@ class MetricLoss(nn.Module):
             halved = moved.dtype in (torch.float16, torch.bfloat16)
             return tensor.to(moved.device) if halved and tensor.dtype not in (torch.float16, torch.bfloat16) else moved
 
-        return super()._apply(wide, recurse)  # type: ignore[no-untyped-call]
+        move: Any = super()._apply  # torch does not say its types
+        return move(wide, recurse)
 
     def settle(self, state: State) -> Tensor:
         """The loss of a whole batch's state: merged over ranks and with what is remembered, then finished.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stepless.frames import Table, read_table
 from stepless.model import Model
-from stepless.ranking import RANKINGS, Ranking
+from stepless.ranking import is_ranking
 from stepless.rules import Rule, positive_class
 from stepless.tuned import read_target
 
@@ -165,7 +165,7 @@ class Predicting(ClassifierMixin, BaseEstimator):
         positive = positive_class(found, y, params.pos_label) if task == "binary" else 0
         if params.average == "none":
             raise ValueError('a classifier is chosen by one score; average="none" gives one for each class.')
-        if isinstance(params.metric, Ranking) or (isinstance(params.metric, str) and params.metric in RANKINGS):
+        if is_ranking(params.metric):
             raise ValueError(
                 f"{type(self).__name__} decides, so its metric must score decisions, as 'f1' does; {params.metric!r}"
                 " scores a ranking. Train on that with stepless.MetricLoss."

@@ -148,6 +148,15 @@ for _ranking, _aliases in (
     RANKINGS.add(_ranking.name, _ranking, _aliases)
 
 
+def is_ranking(metric: Any) -> bool:
+    """Whether a user means a ranking, which no decision is scored by.
+
+    >>> is_ranking("roc_auc"), is_ranking("f1")
+    (True, False)
+    """
+    return isinstance(metric, Ranking) or (isinstance(metric, str) and metric in RANKINGS)
+
+
 def find_ranking(metric: Any) -> Ranking | None:
     """The ranking that a user means, or None where it is a metric of counts; a name that is neither is an error.
 

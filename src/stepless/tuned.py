@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stepless.params import json_params
-from stepless.ranking import RANKINGS, Ranking
+from stepless.ranking import is_ranking
 from stepless.rules import Held, Rule, positive_class
 from stepless.tasks import Task
 
@@ -290,7 +290,7 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         positive = positive_class(classes, y, self.pos_label) if task == "binary" else 0
         seed = 0 if self.random_state is None else int(check_random_state(self.random_state).randint(2**31 - 1))
         options = dict(self.metric_options or {})
-        if isinstance(self.metric, Ranking) or (isinstance(self.metric, str) and self.metric in RANKINGS):
+        if is_ranking(self.metric):
             raise ValueError(
                 f"a threshold is tuned for a metric that scores decisions, as 'f1' does; {self.metric!r} scores a"
                 " ranking, which no threshold changes."
