@@ -152,6 +152,15 @@ def test_few_and_many_labels(labels):
         agree(sl.MetricLoss("mcc", task="multilabel", **options), *draw((57, labels), torch.float64))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(13_001, 3), (5_003, 8), (2_503, 5, 3), (1_201, 3, 4, 5), (9, 3, 40, 50)])
+def test_rows_shared_out_among_threads(shape, threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)  # pieces of a third of the rows, and what is left
+    loss_fn = sl.MetricLoss("mcc", task="multilabel")
+    agree(loss_fn, *draw(shape, torch.float64), torch.rand(shape[0], dtype=torch.float64))
+    agree(loss_fn, *draw(shape))
+
+
 @pytest.mark.parametrize("size", [5, 20_000])
 @pytest.mark.parametrize("task", TASKS)
 def test_nan_scores_give_a_nan_loss(size, task):

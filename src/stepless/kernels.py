@@ -33,6 +33,10 @@ FEW = 1 << 13
 _SHORT = 1 << 10
 #: From so many labels on, their losses are computed together in numpy: below it costs more to call than to compute.
 _TOGETHER = 16
+#: Numbers that a processor adds at once: rows of multiples of it are added fastest.
+_VECTOR = 8
+#: Up to so many numbers torch adds in one thread.
+_ONE_THREAD = 1 << 15
 #: Entries of a row that is spread over all others: shorter ones are repeated, because torch goes row by row.
 _WIDE = 1024
 
@@ -296,8 +300,28 @@ def _add(x: Tensor, labels: int, pixels: int) -> Any:
     """The sum, or the sums of the labels in float64."""
     if not labels:
         return x.sum().item()
-    sums = x.view(-1, labels).sum(0) if pixels == 1 else x.view(-1, labels, pixels).sum((0, 2))
-    return sums.numpy().astype(np.float64)
+    if pixels == 1:
+        return _add_rows(x, labels)
+    if pixels < _WIDE:  # torch is slow in adding a few numbers at a time
+        return _add_rows(x, labels * pixels).reshape(labels, pixels).sum(1)
+    return _add_rows(x.view(-1, pixels).sum(1), labels)
+
+
+def _add_rows(x: Tensor, columns: int) -> Any:
+    """The sums of the columns, in float64.
+
+    Each thread adds rows of its own, those it has just written. torch would give each thread columns of its own: then
+    every cache line is in both, and is fetched back by whoever writes to it next, which can take longer than all else.
+    """
+    width, pieces = math.lcm(columns, _VECTOR), torch.get_num_threads()
+    piece = len(x) // (pieces * width)
+    if not piece or len(x) <= _ONE_THREAD:
+        return x.view(-1, columns).sum(0).numpy().astype(np.float64)
+    whole = pieces * piece * width
+    sums = x[:whole].view(pieces, piece, width).sum(1).numpy().reshape(-1, columns).sum(0, dtype=np.float64)
+    if whole < len(x):
+        sums += x[whole:].view(-1, columns).sum(0).numpy()
+    return sums
 
 
 def _pull_back_labels(slopes: Tensor, y: Tensor, spare: Tensor, worths: Any, pixels: int) -> None:
