@@ -246,7 +246,7 @@ class MetricLoss(nn.Module):
             share = (
                 self.blend
                 if self.schedule is None or self.schedule.blend is None
-                else self.schedule.at(self.progress.to(loss), "blend")
+                else self.schedule.at(self.progress.to(loss.dtype), "blend")
             )
             entropy = mean_cross_entropy(state["cross_entropy"], balanced=self.cross_entropy == "balanced")
             loss = (1 - share) * loss + share * entropy
@@ -255,7 +255,7 @@ class MetricLoss(nn.Module):
         ):
             # The value and the activity come from the decisions themselves, the direction from the smooth counts.
             pull = constraint.violation(soft)
-            loss = loss + multiplier.to(loss) * (hard.clamp(min=0) + (hard > -_MARGIN) * (pull - pull.detach()))
+            loss = loss + multiplier.to(loss.dtype) * (hard.clamp(min=0) + (hard > -_MARGIN) * (pull - pull.detach()))
         return loss
 
     def _fuse(self) -> None:
@@ -349,7 +349,9 @@ class MetricLoss(nn.Module):
             self.remembered = self.memory.keep(self.remembered, present)
         if self.constraints:
             with torch.no_grad():
-                violation = torch.stack(self._violations(state)).to(self.multipliers)
+                violation = torch.stack(self._violations(state)).to(self.multipliers.dtype)
+                if self.multipliers.device != violation.device:  # moved once: every later copy would make the host wait
+                    self.multipliers = self.multipliers.to(violation.device)
                 growth = torch.where(violation > 0, _MULTIPLIER_RATE * violation, 0.0)  # NaN is not above 0
                 grown = (self.multipliers + growth).clamp(max=_MULTIPLIER_CAP)
             if torch.compiler.is_compiling():

@@ -109,7 +109,8 @@ def _count_classes(
         counted = there & (true != ignored)
         own = tl.where(known, true, 0)
         one = tl.where(known, 1.0, float("nan"))
-        predicted += h * tl.where(counted, share, 0.0)[:, None]
+        # chosen, not multiplied by 0: a row past the last is NaN here, and an ignored one may be
+        predicted += tl.where(counted[:, None], h * share[:, None], 0.0)
         z = tl.load(x + row * stride + own, mask=there, other=0.0).to(tl.float32)
         if BLEND:
             entropy += tl.where(counted, first - z - tl.log(scale), 0.0)

@@ -45,6 +45,9 @@ def _decide(x, STEP: tl.constexpr, LOGITS: tl.constexpr, a, b, c, d, e):
         else:
             p = reciprocal(1 + tl.exp(-x))
             inner = p * (1 - p)
+    elif STEP == 4:  # 0 and 1 are infinite as logits, and stay what they are
+        p = tl.log(x / (1 - x))
+        inner = tl.where((x >= 1.1754943508222875e-38) & (x < 1), 1 / (x * (1 - x)), 0.0)
     else:
         p = x
         inner = 1.0
@@ -64,7 +67,7 @@ def _decide(x, STEP: tl.constexpr, LOGITS: tl.constexpr, a, b, c, d, e):
         slope = 0.5 * (1 - tl.cos(3.141592653589793 * u)) / a * inner
     else:  # sigmoid of logits: a = temperature, b = logit τ
         h = reciprocal(1 + tl.exp(-(p - b) / a))
-        slope = h * (1 - h) / a
+        slope = h * (1 - h) / a * inner
     return h, slope
 
 

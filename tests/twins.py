@@ -1,0 +1,37 @@
+"""What the fused ways are compared with, on the CPU and on CUDA: values and gradients of the plain path."""
+
+import torch
+
+from stepless.dispatch import FUSED_CPU
+from stepless.steps import STEPS
+
+SMOOTH = [name for name in STEPS if name != "hard"]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2 * 2**-10, torch.bfloat16: 2 * 2**-7}
+
+
+def draw(shape, dtype=torch.float32, seed=0, rate=0.4):
+    generator = torch.Generator().manual_seed(seed)
+    scores = (2 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
+    return scores, (torch.rand(shape, generator=generator) < rate).long()
+
+
+def plain(loss_fn, scores, target, sample_weight=None):
+    """The loss by the plain path, whatever the fused ones say."""
+    return loss_fn.settle(loss_fn.measure(scores, target, sample_weight))
+
+
+def agree(loss_fn, scores, target, sample_weight=None, tolerance=None, way=FUSED_CPU):
+    """Value and gradient of the fused way are those of the plain one."""
+    assert loss_fn.path_for(scores, target, sample_weight) == way
+    results = []
+    for run in (loss_fn, lambda *batch: plain(loss_fn, *batch)):
+        leaf = scores.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+        loss = run(leaf, target, sample_weight)
+        results.append((loss.detach(), torch.autograd.grad(loss, leaf)[0]))
+    (value, gradient), (value_by_plain, gradient_by_plain) = results
+    assert value.dtype == value_by_plain.dtype
+    assert gradient.dtype == gradient_by_plain.dtype
+    tolerance = tolerance or TOLERANCE[scores.dtype]
+    torch.testing.assert_close(value, value_by_plain, rtol=tolerance, atol=tolerance, equal_nan=True)
+    scale = max(gradient_by_plain.abs().max().item(), 1 / scores.numel())  # below this all is rounding
+    torch.testing.assert_close(gradient, gradient_by_plain, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
