@@ -550,3 +550,18 @@ def test_rare_flags_can_be_split():
     X = (np.random.default_rng(0).random((400, 25)) < 0.03).astype(float)
     y = (X[:, 0] + np.random.default_rng(1).random(400) > 0.8).astype(int)
     assert MetricBooster("f1", n_estimators=5, random_state=0).fit(X, y).predict(X).shape == (400,)
+
+
+@pytest.mark.parametrize(("columns", "seen"), [(3, 1.0), (10, 1.0), (12, 10 / 12), (40, 0.7)])
+def test_a_tree_of_several_classes_sees_a_share_of_the_rows_and_at_least_ten_columns(columns, seen):
+    X, y = np.random.default_rng(0).normal(size=(90, 3)).astype(np.float32), np.arange(90) % 3
+
+    def shares(classes, params):
+        costs = Costs(METRICS["f1"], "binary" if classes == 2 else "multiclass", classes)
+        settings = Settings("lightgbm", 1, params=params, columns=columns)
+        found = make_stepper(costs, Rows(X, y % classes, None, X[:0]), settings).booster.params
+        return {name: value for name, value in found.items() if "fraction" in name or name.startswith(("bag", "col"))}
+
+    assert shares(3, {}) == {"feature_fraction": seen, "bagging_fraction": 0.8, "bagging_freq": 1}
+    assert shares(3, {"colsample_bytree": 0.5}) == {"colsample_bytree": 0.5, "bagging_fraction": 0.8, "bagging_freq": 1}
+    assert shares(2, {}) == {}

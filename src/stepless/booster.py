@@ -142,6 +142,7 @@ class MetricBooster(Predicting):
         rule = replace(rule, seed=settings.seed)
         features = fit_features(table, weight)
         matrix = features.matrix(table)
+        settings = replace(settings, columns=len(features.columns))
         folds: tuple[NDArray[np.intp], ...] = ()
         n = self._folds(target, rule)
         if n and (_are_distinct(matrix) or are_draws(matrix)):

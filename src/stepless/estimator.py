@@ -308,7 +308,9 @@ class MetricClassifier(Predicting):
                 device=self.device, checkpoint=None if self.checkpoint is None else Path(self.checkpoint),
                 report=report,
             )  # fmt: skip
-        others = fit_others(names, matrix, target, weight, goal, rule, plan, folds, seed, self.device)
+        others = fit_others(
+            names, matrix, target, weight, goal, rule, plan, folds, seed, self.device, len(features.columns)
+        )
         ensembles = [*trained.ensembles, *others]
         rows = np.concatenate(folds)
         pool = Pool(

@@ -80,8 +80,12 @@ def fit_others(
     folds: Sequence[Rows],
     seed: int,
     device: str | torch.device,
+    columns: int,
 ) -> list[Ensemble]:
-    """The ensembles that are no networks of the portfolio's own shape: each without one fold, as those are."""
+    """The ensembles that are no networks of the portfolio's own shape: each without one fold, as those are.
+
+    ``columns`` is how many the table has, and the matrix may have more.
+    """
     found = []
     if LINEAR in names:
         net = Architecture("linear", matrix.shape[1], goal.outputs)
@@ -94,7 +98,7 @@ def fit_others(
         if name in TREES:
             library_module("lightgbm")
             costs = Costs(rule.resolved, path.task, len(rule.classes), path.average, TREES[name])
-            settings = Settings("lightgbm", _ROUNDS, _RATE, {}, seed % 2**31, torch.get_num_threads())
+            settings = Settings("lightgbm", _ROUNDS, _RATE, {}, seed % 2**31, torch.get_num_threads(), columns)
             watch: Any = "loss" if rule.subject_to is not None else "cut"
             try:
                 growth = grow(matrix, target, weight, costs, settings, [*folds], _PATIENCE, watch)

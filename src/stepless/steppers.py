@@ -29,9 +29,9 @@ _ROWS_FOR_TWENTY = 400
 #: The most that a leaf of LightGBM's may say, before the learning rate. A leaf of rare positives has next to no
 #: curvature, and Newton's step is 1/p: of one in 600 it ruins all that comes after. The other libraries have a guard.
 _LARGEST_LEAF = 10.0
-#: Of several classes each tree of LightGBM's sees some of the columns and rows: boosters that differ more make a better
-#: mean. Of two classes it was no better.
-_SOME_OF_THE_TABLE = {"feature_fraction": 0.7, "bagging_fraction": 0.8, "bagging_freq": 1}
+#: Of several classes each tree of LightGBM's sees a share of the rows, and one of the columns where there are more than
+#: so many: boosters that differ make a better mean. Of two classes, and of fewer columns, it was no better.
+_SOME_ROWS, _SOME_COLUMNS, _FEWEST_COLUMNS = 0.8, 0.7, 10
 #: By which other names LightGBM knows what we set where the user does not: of two names it ignores one without a word.
 _ALIASES = {
     "verbosity": {"verbose"},
@@ -73,6 +73,7 @@ class Settings:
         params: Further parameters, by the library's own names.
         seed: Of what the library draws.
         threads: How many it uses.
+        columns: How many the table has; by default as many as the matrix, which has one for each category.
     """
 
     library: Library
@@ -81,6 +82,7 @@ class Settings:
     params: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     threads: int = 1
+    columns: int | None = None
 
     def __post_init__(self) -> None:
         for name in self.params:
@@ -154,6 +156,12 @@ class _Base:
         pass
 
 
+def _shares(columns: int) -> dict[str, float]:
+    """What a tree of LightGBM's sees of a table of several classes."""
+    some = max(_SOME_COLUMNS, min(1.0, _FEWEST_COLUMNS / columns))
+    return {"feature_fraction": some, "bagging_fraction": _SOME_ROWS, "bagging_freq": 1}
+
+
 class _LightGBM(_Base):
     def __init__(self, costs: Costs, rows: Rows, settings: Settings) -> None:
         super().__init__(costs, rows, settings)
@@ -161,7 +169,7 @@ class _LightGBM(_Base):
         defaults = {
             "verbosity": -1, "min_data_in_leaf": leaf, "min_data_in_bin": min(3, leaf), "deterministic": True,
             "force_col_wise": True, "max_delta_step": _LARGEST_LEAF, "feature_pre_filter": False,
-            **(_SOME_OF_THE_TABLE if costs.outputs > 1 else {}),
+            **(_shares(settings.columns or rows.matrix.shape[1]) if costs.outputs > 1 else {}),
         }  # fmt: skip
         params = {
             **{name: value for name, value in defaults.items() if not _ALIASES.get(name, set()) & set(settings.params)},
