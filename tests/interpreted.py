@@ -1,0 +1,92 @@
+"""The kernels of CUDA against the plain path, in Triton's interpreter: what a machine without a GPU can try of them.
+
+Run by `tests.test_triton` in a process of its own, because the interpreter is chosen when Triton is imported. Prints
+what disagrees, and how much was tried.
+"""
+
+import itertools
+import os
+import types
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+import triton
+import triton.language as tl
+
+import stepless as sl
+from stepless import triton_classes, triton_decisions
+from stepless.dispatch import Dispatcher
+from stepless.kernels import plain_loss
+from stepless.steps import STEPS
+from stepless.tasks import Batch
+from tests.twins import draw
+
+TOLERANCE = 1e-5
+STEPS_OF_CLASSES = ("linear", "sigmoid", "identity", "raised_cosine")
+
+
+@triton.jit
+def _reciprocal(x):
+    one: tl.constexpr = 1.0
+    return one / x
+
+
+def close(name, fused, plain, leaf):
+    """Whether value and gradient agree; NaN agrees with nothing."""
+    a, b = (torch.autograd.grad(loss, leaf)[0] for loss in (fused, plain))
+    value = (fused - plain).abs().item()
+    slope = ((a - b).abs().max() / b.abs().max().clamp(min=1e-6)).item()
+    if value <= TOLERANCE and slope <= 10 * TOLERANCE:
+        return True
+    print("unlike the plain path:", name, fused.item(), plain.item(), slope)
+    return False
+
+
+def decisions():
+    shapes = ((1,), (41,), (1271,), (41, 3), (64, 8), (7, 4, 5), (9, 1))
+    for metric, step, shape in itertools.product(("f1", "mcc", "g_mean"), STEPS, shapes):
+        if step == "hard":
+            continue
+        for logits in (True, False):
+            loss_fn = sl.MetricLoss(
+                metric, step=step, task="binary" if len(shape) == 1 else "multilabel", threshold=0.3,
+                inputs="logits" if logits else "probabilities",
+            )  # fmt: skip
+            scores, target = draw(shape)
+            leaf = (scores if logits else scores.sigmoid()).requires_grad_()
+            batch = Batch(leaf, target.float(), None, None, logits, torch.float32)
+            objective = ways(loss_fn).decisions
+            fused = triton_decisions.fused_loss(batch, objective)
+            yield close((metric, step, shape, logits), fused, plain_loss(batch, objective), leaf)
+
+
+def classes():
+    shapes = ((1, 2), (41, 3), (70, 10), (20, 1000))
+    for metric, step, shape, blend in itertools.product(("f1", "mcc"), STEPS_OF_CLASSES, shapes, (0.0, 0.3)):
+        loss_fn = sl.MetricLoss(metric, task="multiclass", step=step, blend=blend)
+        scores, _ = draw(shape)
+        target = torch.arange(shape[0]) % shape[1]
+        if len(target) > 5:
+            target[3] = -100
+        leaf = scores.requires_grad_()
+        fused = triton_classes.fused_class_loss(leaf, target, -100, ways(loss_fn).classes)
+        yield close((metric, step, shape, blend), fused, loss_fn.settle(loss_fn.measure(leaf, target)), leaf)
+    target[0] = 77_777
+    yield bool(triton_classes.fused_class_loss(leaf, target, -100, ways(loss_fn).classes).isnan())
+
+
+def ways(loss_fn) -> Dispatcher:
+    return loss_fn._ways
+
+
+def main():
+    # what the interpreter has not: an instruction of the GPU's, and a GPU to be asked how large it is
+    triton_decisions.reciprocal = triton_classes.reciprocal = _reciprocal
+    torch.cuda.get_device_properties = lambda _: types.SimpleNamespace(multi_processor_count=2)
+    results = [*decisions(), *classes()]
+    print(f"{sum(results)} of {len(results)} agree")
+
+
+if __name__ == "__main__":
+    main()
