@@ -14,8 +14,9 @@ def make(**changes):
     gap = Difference(0.01, (-0.01, 0.03), 0.5, 0.4, 0.1)
     p = np.array([0.1, 1 / 3, math.nan])
     best = Entry(
-        "metric", "trained on the metric", (0.5, 0.7), 0.6, (0.4, 0.8), 1.5, (0.4, math.inf), 0.4, gap, p, p / 2
-    )
+        "metric", "trained on the metric", (0.5, 0.7), 0.6, (0.4, 0.8), 1.5, (0.4, math.inf), 0.4, gap, p, p / 2, None,
+        (0.875,),
+    )  # fmt: skip
     base = Entry(
         "cross_entropy_tuned", "cross-entropy + tuned threshold", (0.5, 0.6), 0.55, (0.4, 0.7), 1.0, (0.3, 0.2), 0.25,
         None, p, None, None, (0.9,),
@@ -87,11 +88,16 @@ def test_the_table_and_the_text_say_the_same():
     assert [row["key"] for row in rows] == ["metric", "cross_entropy_tuned", "smote"]
     assert (rows[0]["mean"], rows[0]["difference_mean"], rows[0]["better"]) == (0.6, 0.01, 0.5)
     assert rows[1]["better"] is None
+    assert [row["constraints"] for row in rows] == [{"precision >= 0.9": 0.875}, {"precision >= 0.9": 0.9}, {}]
     text = str(outcome).splitlines()
     assert text[1].split()[:5] == ["trained", "on", "the", "metric", "0.6000"]
+    assert "precision >= 0.9" in text[0]
+    assert "0.8750" in text[1]
     assert "baseline" in text[2]
     assert text[3].endswith("no rows.")
     assert text[-2:] == ["cannot tell: …", "warning: few rows."]
+    assert outcome.constraints == ("precision >= 0.9",)
+    assert make(subject_to=None).constraints == ()
 
 
 def test_entries_are_found_by_their_keys():

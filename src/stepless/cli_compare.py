@@ -196,10 +196,12 @@ def _answer(outcome: Outcome, folder: Path, asked: Asked, *, json_too: bool) -> 
 
 
 def _table(outcome: Outcome) -> Any:
+    cut = "offsets" if outcome.task == "multiclass" else "threshold"
+    heads = ("", "mean", "95 % interval", "difference", "better / same / worse", *outcome.constraints, cut, "fit")
     rows = []
     for entry in outcome.entries:
         if entry.failed is not None:
-            rows.append((entry.name, "failed", *[""] * 5))
+            rows.append((entry.name, "failed", *[""] * (len(heads) - 2)))
             continue
         gap = entry.difference
         rows.append((
@@ -208,11 +210,10 @@ def _table(outcome: Outcome) -> Any:
             format_range(entry.interval),
             "baseline" if entry.key == outcome.baseline else "" if gap is None else format_number(gap.mean, sign=True),
             "" if gap is None else f"{gap.better:.0%} / {gap.same:.0%} / {gap.worse:.0%}",
+            *map(format_number, entry.constraints),
             format_threshold(entry.threshold),
             f"{entry.fit_seconds:.1f} s",
         ))  # fmt: skip
     average = f", average {outcome.average}" if outcome.average else ""
     title = f"{outcome.metric[:60]}{average} on rows that no model has seen; {outcome.repeats} × {outcome.folds} folds"
-    cut = "offsets" if outcome.task == "multiclass" else "threshold"
-    heads = ("", "mean", "95 % interval", "difference", "better / same / worse", cut, "fit")
-    return grid(heads, rows, right=(1, 3, 4, 6), title=title)
+    return grid(heads, rows, right=(1, 3, 4, *range(5, len(heads) - 2), len(heads) - 1), title=title)

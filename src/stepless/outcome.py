@@ -186,8 +186,13 @@ class Outcome:
 
     @property
     def table(self) -> list[dict[str, Any]]:
-        """One dict a contestant, best first: all that is one number or one text."""
-        return [_row(entry) for entry in self.entries]
+        """One dict a contestant, best first: all that is one number or one text, and the constraints' metrics."""
+        return [_row(entry, self.constraints) for entry in self.entries]
+
+    @property
+    def constraints(self) -> tuple[str, ...]:
+        """The constraints, each as text; what came of them is in `Entry.constraints`."""
+        return tuple(self.subject_to.split(" and ")) if self.subject_to else ()
 
     def __str__(self) -> str:
         return "\n".join([*_text_table(self), "", self.verdict, *(f"warning: {text}" for text in self.warnings)])
@@ -300,7 +305,7 @@ def format_threshold(threshold: Threshold | None, digits: int = 2) -> str:
     return format_number(threshold, digits)
 
 
-def _row(entry: Entry) -> dict[str, Any]:
+def _row(entry: Entry, constraints: tuple[str, ...]) -> dict[str, Any]:
     difference = entry.difference
     empty = {"mean": None, "low": None, "high": None, "better": None, "same": None, "worse": None}
     compared = (
@@ -324,16 +329,17 @@ def _row(entry: Entry) -> dict[str, Any]:
         "threshold": entry.threshold,
         "fit_seconds": entry.fit_seconds,
         "failed": entry.failed,
+        "constraints": dict(zip(constraints, entry.constraints, strict=False)),  # none where it failed
         **{f"difference_{name}" if name in ("mean", "low", "high") else name: v for name, v in compared.items()},
     }
 
 
 def _text_table(outcome: Outcome) -> list[str]:
-    head = ("contestant", outcome.metric[:40], "95 %", "difference", "better", "threshold", "fit")
+    head = ("contestant", outcome.metric[:40], "95 %", "difference", "better", *outcome.constraints, "threshold", "fit")
     rows = [head]
     for entry in outcome.entries:
         if entry.failed is not None:
-            rows.append((entry.name, "failed", entry.failed, "", "", "", ""))
+            rows.append((entry.name, "failed", entry.failed, *[""] * (len(head) - 3)))
             continue
         gap = entry.difference
         rows.append(
@@ -347,6 +353,7 @@ def _text_table(outcome: Outcome) -> list[str]:
                 if gap is None
                 else format_number(gap.mean, 4, sign=True),
                 "" if gap is None else f"{gap.better:.0%}",
+                *(format_number(value, 4) for value in entry.constraints),
                 format_threshold(entry.threshold),
                 f"{entry.fit_seconds:.2f} s",
             )
