@@ -530,7 +530,7 @@ class UnsureLabels(Silent):
     ("options", "y", "error", "message"),
     [
         ({}, np.zeros(150), ValueError, "y has one class only"),
-        ({"cv": 140}, None, ValueError, "cannot be greater than the number of members in each class"),
+        ({"cv": 140}, None, ValueError, "cv=140 needs a class of 140 rows"),
         ({}, np.linspace(0, 1, 150), ValueError, "Unknown label type"),
         ({}, np.full((150, 2), 3) - np.eye(150, 2), ValueError, "0 and 1"),
         ({}, np.arange(300).reshape(150, 2) % 3, ValueError, "multiclass-multioutput"),
@@ -688,3 +688,13 @@ def test_a_ranking_has_no_threshold():
     X, y = make_classification(60, random_state=0)
     with pytest.raises(ValueError, match=r"'auroc' scores a ranking, which no threshold changes\."):
         sl.TunedThreshold(LogisticRegression(), metric="auroc").fit(X, y)
+
+
+def test_tables_too_small_to_be_split():
+    X = np.arange(40.0).reshape(20, 2)
+    one = np.array([1] + [0] * 19)
+    with pytest.raises(ValueError, match=r"two rows of each class.* class 1 has one.*prefit"):
+        sl.TunedThreshold(LogisticRegression(), "f1").fit(X, one)
+    with pytest.raises(ValueError, match=r"cv=5 needs a class of 5 rows; the largest has 3"):
+        sl.TunedThreshold(LogisticRegression(), "f1").fit(X[:6], np.arange(6) % 2)
+    assert sl.TunedThreshold(LogisticRegression(), "f1", cv=2).fit(X[:6], np.arange(6) % 2).predict(X).shape == (20,)

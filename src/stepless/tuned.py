@@ -333,6 +333,8 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
                 raise ValueError(f'cv must be a number, a splitter, splits or "prefit"; got {self.cv!r}.')
             return [(None, np.arange(len(y)))]
         stratify = rule.task != "multilabel"
+        if stratify and (self.cv is None or isinstance(self.cv, Integral)) and len(y) > 1:
+            _check_rows(np.asarray(y), 5 if self.cv is None else int(self.cv))
         if isinstance(self.cv, Real) and not isinstance(self.cv, Integral):
             once = StratifiedShuffleSplit if stratify else ShuffleSplit
             cv = once(n_splits=1, test_size=float(self.cv), random_state=self.random_state)
@@ -385,6 +387,18 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         if failed:
             warnings.warn(f"nested_score_ is NaN: {failed}", stacklevel=3)
         return scores, math.nan if failed else rule.score(decided, held.target, held.weight)
+
+
+def _check_rows(y: Any, folds: int) -> None:
+    """Raise where a fold's model would see one class alone, or where the folds cannot be made."""
+    classes, counts = np.unique(y, return_counts=True)
+    if len(classes) == 2 and counts.min() < 2:
+        raise ValueError(
+            f"tuning needs two rows of each class, to learn from one and be cut on the other; class"
+            f' {classes[counts.argmin()]!s} has one. Give more rows, or tune a fitted estimator on others: cv="prefit".'
+        )
+    if counts.max() < folds:
+        raise ValueError(f"cv={folds} needs a class of {folds} rows; the largest has {counts.max()}. Set cv=2, or so.")
 
 
 def read_target(y: Any, task: Task | None = None) -> tuple[Task, Any]:
