@@ -13,6 +13,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import interpreter
 
 import stepless as sl
 from stepless import triton_classes, triton_decisions
@@ -80,7 +81,18 @@ def ways(loss_fn) -> Dispatcher:
     return loss_fn._ways
 
 
+def _with_index(patch):
+    """The patch, with an ``__index__`` that numpy takes: since 2.4 an array of one number is no number to it."""
+
+    def patched(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patched
+
+
 def main():
+    interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)
     # what the interpreter has not: an instruction of the GPU's, and a GPU to be asked how large it is
     triton_decisions.reciprocal = triton_classes.reciprocal = _reciprocal
     torch.cuda.get_device_properties = lambda _: types.SimpleNamespace(multi_processor_count=2)

@@ -191,7 +191,7 @@ class Outcome:
 
     @property
     def constraints(self) -> tuple[str, ...]:
-        """The constraints, each as text; what came of them is in `Entry.constraints`."""
+        """The constraints, each as text; what came of them is in ``constraints`` of the entries."""
         return tuple(self.subject_to.split(" and ")) if self.subject_to else ()
 
     def __str__(self) -> str:
