@@ -20,14 +20,15 @@ def plain(loss_fn, scores, target, sample_weight=None):
     return loss_fn.settle(loss_fn.measure(scores, target, sample_weight))
 
 
-def agree(loss_fn, scores, target, sample_weight=None, tolerance=None, way=FUSED_CPU):
-    """Value and gradient of the fused way are those of the plain one."""
+def agree(loss_fn, scores, target, sample_weight=None, tolerance=None, way=FUSED_CPU, reference=None):
+    """Value and gradient of the fused way are those of the plain one, in the scores' dtype or in ``reference``."""
     assert loss_fn.path_for(scores, target, sample_weight) == way
     results = []
-    for run in (loss_fn, lambda *batch: plain(loss_fn, *batch)):
-        leaf = scores.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    for run, dtype in ((loss_fn, scores.dtype), (lambda *batch: plain(loss_fn, *batch), reference or scores.dtype)):
+        leaf = scores.detach().to(dtype, copy=True, memory_format=torch.preserve_format).requires_grad_()
         loss = run(leaf, target, sample_weight)
-        results.append((loss.detach(), torch.autograd.grad(loss, leaf)[0]))
+        gradient = torch.autograd.grad(loss, leaf)[0]
+        results.append((loss.detach().float(), gradient.float()) if reference else (loss.detach(), gradient))
     (value, gradient), (value_by_plain, gradient_by_plain) = results
     assert value.dtype == value_by_plain.dtype
     assert gradient.dtype == gradient_by_plain.dtype

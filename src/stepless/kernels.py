@@ -24,8 +24,8 @@ from stepless.steps import Factors, Step
 from stepless.tasks import Batch
 from stepless.tracing import Differentiated, differentiated, differentiated_classes, over_labels
 
-#: Scores in a block; see benchmarks/speed. Threads meet after every operation on a block, and are late at times: few
-#: blocks are steadier. What they need is kept, so larger ones would only hold more memory.
+#: Scores in a block. Threads meet after every operation on one: a million scores of 8 labels take 0.75 of the time of
+#: cross-entropy in one block, 1.0 in two, 1.2 in four. Larger ones would hold more memory, and gain nothing.
 BLOCK = 1 << 20
 #: Up to so many scores numpy does the arithmetic; torch would not use a second thread either.
 FEW = 1 << 13

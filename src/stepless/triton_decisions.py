@@ -66,8 +66,9 @@ def _decide(x, STEP: tl.constexpr, LOGITS: tl.constexpr, a, b, c, d, e):
         h = 0.5 * (u - tl.sin(3.141592653589793 * u) / 3.141592653589793)
         slope = 0.5 * (1 - tl.cos(3.141592653589793 * u)) / a * inner
     else:  # sigmoid of logits: a = temperature, b = logit τ
-        h = reciprocal(1 + tl.exp(-(p - b) / a))
-        slope = h * (1 - h) / a * inner
+        u = (p - b) / a
+        h = reciprocal(1 + tl.exp(-u))
+        slope = h * reciprocal(1 + tl.exp(u)) / a * inner  # 1 − h of an h near 1 has lost its digits
     return h, slope
 
 

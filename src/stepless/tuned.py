@@ -394,11 +394,11 @@ def _check_rows(y: Any, folds: int) -> None:
     classes, counts = np.unique(y, return_counts=True)
     if len(classes) == 2 and counts.min() < 2:
         raise ValueError(
-            f"tuning needs two rows of each class, to learn from one and be cut on the other; class"
+            "tuning needs two rows of each class, to learn from one and be cut on the other; class"
             f' {classes[counts.argmin()]!s} has one. Give more rows, or tune a fitted estimator on others: cv="prefit".'
         )
     if counts.max() < folds:
-        raise ValueError(f"cv={folds} needs a class of {folds} rows; the largest has {counts.max()}. Set cv=2, or so.")
+        raise ValueError(f"cv={folds} needs a class of {folds} rows; the largest has {counts.max()}. Lower cv.")
 
 
 def read_target(y: Any, task: Task | None = None) -> tuple[Task, Any]:
