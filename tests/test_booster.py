@@ -310,7 +310,12 @@ def test_params_reach_the_library(binary):
         ({"pos_label": 7}, ValueError, r"pos_label must be one of the classes \[0, 1\]; got 7"),
         ({"average": "none"}, ValueError, "average"),
         ({"library": "catboost", "params": {"boosting_type": "Ordered"}}, ValueError, 'boosting_type="Plain" alone'),
-        ({"library": "catboost", "params": {"depth": -3}}, Exception, "depth|Depth"),
+        ({"params": {"num_leafs": 15}}, ValueError, "it has none named 'num_leafs'. Did you mean 'num_leaf'"),
+        ({"params": {"num_leaves": -1}}, ValueError, "what lightgbm takes; got {'num_leaves': -1}, and it says"),
+        ({"library": "xgboost", "params": {"num_leafs": 15}}, ValueError, "parameters of xgboost; it has none named"),
+        ({"library": "xgboost", "params": {"max_depth": -3}}, ValueError, "params must hold what xgboost takes; got"),
+        ({"library": "catboost", "params": {"depth": -3}}, ValueError, "catboost takes; .* it says: Can't parse"),
+        ({"library": "catboost", "params": {"leafs": 15}}, ValueError, "it says: Unknown option"),
     ],
 )
 def test_a_fit_that_fails_says_why_and_leaves_the_model(binary, settings, error, message):

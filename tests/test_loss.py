@@ -550,3 +550,10 @@ def test_numbers_of_numpy_are_numbers():
     loss_fn.advance(np.float32(0.5))
     assert loss_fn.progress == 0.5
     assert MetricLoss("f1", blend=np.float32(0.25)).blend == 0.25
+
+
+def test_one_score_without_a_dimension_may_have_a_weight():
+    loss_fn, score, target = MetricLoss("f1"), torch.tensor(1.0), torch.tensor(1)
+    weighted = loss_fn(score, target, torch.tensor(2.0))
+    torch.testing.assert_close(weighted, loss_fn(score, target))
+    torch.testing.assert_close(weighted, loss_fn.settle(loss_fn.measure(score, target, torch.tensor(2.0))))

@@ -22,7 +22,7 @@ from stepless.predicting import Predicting
 from stepless.preprocessing import Features, fit_features
 from stepless.rules import Rule
 from stepless.scoring import make_path
-from stepless.steppers import Settings, library_module
+from stepless.steppers import Settings, in_our_words, library_module
 
 try:
     from sklearn.utils import check_random_state
@@ -152,13 +152,14 @@ class MetricBooster(Predicting):
         else:  # here a weight of k is k rows: how many there are matters to the libraries
             matrix, target, weight = merge_rows(matrix, target, weight)
         path = make_path((rule.resolved,), task=rule.task, average=rule.average)
-        growths = [
-            grow(
-                matrix, target, weight, Costs(rule.resolved, path.task, len(rule.classes), path.average, form),
-                settings, folds, self.patience, self._watch(),
-            )
-            for form in forms
-        ]  # fmt: skip
+        with in_our_words(settings):
+            growths = [
+                grow(
+                    matrix, target, weight, Costs(rule.resolved, path.task, len(rule.classes), path.average, form),
+                    settings, folds, self.patience, self._watch(),
+                )
+                for form in forms
+            ]  # fmt: skip
         choice = self._choose(growths, rule, target, weight, folds)
         if not folds:  # the score is that of rows the trees have grown on
             choice = replace(choice, option=replace(choice.option, score=math.nan))

@@ -8,10 +8,13 @@ which stops after each round to be told what comes next.
 from __future__ import annotations
 
 import queue
+import re
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Protocol
@@ -50,6 +53,12 @@ _OURS = {
     **dict.fromkeys(("seed", "random_state", "random_seed"), "random_state="),
     **dict.fromkeys(("num_threads", "nthread", "thread_count", "n_jobs"), "n_jobs="),
 }  # fmt: skip
+
+
+#: The libraries' own errors, by name: none of them need be installed.
+_REFUSALS = {"LightGBMError", "XGBoostError", "CatBoostError"}
+#: Where in their source they complain.
+_WHERE = re.compile(r"^\S+\.(h|cpp):\d+: | at \S+\.cpp, line \d+.*")
 
 
 class NothingToSplitError(ValueError):
@@ -133,6 +142,26 @@ def library_module(library: Library) -> ModuleType:
         ) from None
 
 
+def _unknown(library: str, name: str, known: Iterable[str] = ()) -> ValueError:
+    near = get_close_matches(name, known, 1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return ValueError(f"params must hold parameters of {library}; it has none named {name!r}.{hint}")
+
+
+@contextmanager
+def in_our_words(settings: Settings) -> Iterator[None]:
+    """What a library says of a user's parameters, as our sentence."""
+    try:
+        yield
+    except Exception as error:
+        if not settings.params or type(error).__name__ not in _REFUSALS:
+            raise
+        said = _WHERE.sub("", str(error).strip().splitlines()[0]).strip(" .")
+        raise ValueError(
+            f"params must hold what {settings.library} takes; got {dict(settings.params)}, and it says: {said}."
+        ) from error
+
+
 def make_stepper(costs: Costs, rows: Rows, settings: Settings) -> Stepper:
     """A booster on these rows, with no trees yet."""
     kinds: dict[str, Callable[[Costs, Rows, Settings], Stepper]]
@@ -165,6 +194,7 @@ def _shares(columns: int) -> dict[str, float]:
 class _LightGBM(_Base):
     def __init__(self, costs: Costs, rows: Rows, settings: Settings) -> None:
         super().__init__(costs, rows, settings)
+        self._check_names()
         leaf = max(1, min(20, len(rows.target) * 20 // _ROWS_FOR_TWENTY))
         defaults = {
             "verbosity": -1, "min_data_in_leaf": leaf, "min_data_in_bin": min(3, leaf), "deterministic": True,
@@ -213,6 +243,16 @@ class _LightGBM(_Base):
         nothing = self._start(0)
         return seen.get("own", nothing), seen.get("held", nothing)
 
+    def _check_names(self) -> None:
+        """LightGBM passes over a name that it does not know, and says so where nobody looks."""
+        known = getattr(self.library.basic, "_ConfigAliases", None)  # it has no public list
+        if known is None or not self.settings.params:
+            return
+        names = {name for aliases in known._get_all_param_aliases().values() for name in aliases}
+        for name in self.settings.params:
+            if name not in names:
+                raise _unknown("lightgbm", name, names)
+
     def finish(self, rounds: int) -> bytes:
         return trimmed_lightgbm(self.booster.model_to_string(num_iteration=rounds)).encode()
 
@@ -222,7 +262,8 @@ class _XGBoost(_Base):
         super().__init__(costs, rows, settings)
         several = {"objective": "multi:softprob", "num_class": costs.classes} if costs.outputs > 1 else {}
         params = {
-            "verbosity": 0, **settings.params, "objective": "binary:logitraw", **several, "base_score": 0.0,
+            "verbosity": 1 if settings.params else 0,  # its warnings say which of a user's it does not know
+            **settings.params, "objective": "binary:logitraw", **several, "base_score": 0.0,
             "learning_rate": settings.learning_rate, "seed": settings.seed, "nthread": settings.threads,
             "disable_default_eval_metric": 1,
         }  # fmt: skip
@@ -235,7 +276,14 @@ class _XGBoost(_Base):
 
     def step(self, worth: Floats) -> tuple[Floats, Floats]:
         gradient, hessian = self._derivatives(self.own, worth)
-        self.booster.boost(self.data, self.round, grad=gradient, hess=hessian)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            self.booster.boost(self.data, self.round, grad=gradient, hess=hessian)
+        for warning in said:  # which is how it says that it does not know a parameter
+            unused = re.search(r'Parameters: \{ "(\w+)"', str(warning.message))
+            if unused:
+                raise _unknown("xgboost", unused[1])
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         self.round += 1
         self.own = self._read(self.data)
         return self.own, self._start(0) if self.held is None else self._read(self.held)

@@ -263,10 +263,10 @@ def _match_weight(weight: Array, shape: Any, dtype: Any, *, labels: bool) -> Arr
     """The weights shaped to broadcast against scores of ``shape``, whose dimension 1 holds labels or classes."""
     full = (shape[0], 1, *shape[2:]) if labels else tuple(shape)
     pixels = (shape[0], *shape[2:]) if labels else tuple(shape)
-    if tuple(weight.shape) == full[:1]:
-        return cast(weight, dtype).reshape(-1, *[1] * (len(full) - 1))
     if tuple(weight.shape) in (full, pixels):
         return cast(weight, dtype).reshape(full)
+    if tuple(weight.shape) == full[:1]:
+        return cast(weight, dtype).reshape(-1, *[1] * (len(full) - 1))
     wanted = f"{full[:1]}" + (f", or one a pixel, shape {pixels}" if len(pixels) > 1 else "")
     raise ValueError(f"sample_weight must have one entry a sample, shape {wanted}; got {_shape(weight)}.")
 
