@@ -570,15 +570,3 @@ def test_a_tree_of_several_classes_sees_a_share_of_the_rows_and_at_least_ten_col
     assert shares(3, {}) == {"feature_fraction": seen, "bagging_fraction": 0.8, "bagging_freq": 1}
     assert shares(3, {"colsample_bytree": 0.5}) == {"colsample_bytree": 0.5, "bagging_fraction": 0.8, "bagging_freq": 1}
     assert shares(2, {}) == {}
-
-
-@pytest.mark.parametrize(("rows", "bins"), [(90, 63), (1300, 65), (4000, 200), (6000, 255)])
-def test_a_bin_of_a_table_of_several_classes_holds_about_a_leaf(rows, bins):
-    X, y = np.random.default_rng(0).normal(size=(rows, 2)).astype(np.float32), np.arange(rows) % 3
-
-    def found(classes, params):
-        costs = Costs(METRICS["f1"], "binary" if classes == 2 else "multiclass", classes)
-        data = make_stepper(costs, Rows(X, y % classes, None, X[:0]), Settings("lightgbm", 1, params=params))
-        return data.booster.params.get("max_bin")
-
-    assert (found(3, {}), found(3, {"max_bins": 99}), found(2, {})) == (bins, None, None)

@@ -67,8 +67,7 @@ class MetricBooster(Predicting):
         patience: Stop after so many rounds without a better metric of the held-out rows, and keep the best; None never
             stops.
         params: Further parameters by the library's own names, such as ``{"num_leaves": 15}``. Where they do not say, a
-            tree of LightGBM's that tells several classes apart sees 80 % of the rows, some of many columns, and bins of
-            about as many rows as a leaf holds.
+            tree of LightGBM's that tells several classes apart sees 80 % of the rows, and some of many columns.
         average: Multiclass: ``"macro"`` (default), ``"micro"`` or ``"weighted"``.
         subject_to: Constraints, as in ``"precision >= 0.9"``.
         metric_options: Options of the metric, as in ``{"beta": 2}``, or ``{"maximize": False}`` for a formula.

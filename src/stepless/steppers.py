@@ -35,14 +35,10 @@ _LARGEST_LEAF = 10.0
 #: Of several classes each tree of LightGBM's sees a share of the rows, and one of the columns where there are more than
 #: so many: boosters that differ make a better mean. Of two classes, and of fewer columns, it was no better.
 _SOME_ROWS, _SOME_COLUMNS, _FEWEST_COLUMNS = 0.8, 0.7, 10
-#: There, too, a bin of a column holds about as many rows as a leaf must, within these numbers of bins: where rows are
-#: few, finer cuts follow single rows, and looking for them takes most of the time.
-_FEWEST_BINS, _MOST_BINS = 63, 255
 #: By which other names LightGBM knows what we set where the user does not: of two names it ignores one without a word.
 _ALIASES = {
     "verbosity": {"verbose"},
     "min_data_in_leaf": {"min_data_per_leaf", "min_data", "min_child_samples", "min_samples_leaf"},
-    "max_bin": {"max_bins"},
     "max_delta_step": {"max_tree_output", "max_leaf_output"},
     "feature_fraction": {"sub_feature", "colsample_bytree"},
     "bagging_fraction": {"sub_row", "subsample", "bagging"},
@@ -189,26 +185,21 @@ class _Base:
         pass
 
 
-def _for_classes(rows: int, leaf: int, columns: int) -> dict[str, float]:
-    """What a tree of LightGBM's sees of a table of several classes whose leaves hold so many rows."""
-    return {
-        "feature_fraction": max(_SOME_COLUMNS, min(1.0, _FEWEST_COLUMNS / columns)),
-        "bagging_fraction": _SOME_ROWS,
-        "bagging_freq": 1,
-        "max_bin": max(_FEWEST_BINS, min(_MOST_BINS, rows // leaf)),
-    }
+def _shares(columns: int) -> dict[str, float]:
+    """What a tree of LightGBM's sees of a table of several classes."""
+    some = max(_SOME_COLUMNS, min(1.0, _FEWEST_COLUMNS / columns))
+    return {"feature_fraction": some, "bagging_fraction": _SOME_ROWS, "bagging_freq": 1}
 
 
 class _LightGBM(_Base):
     def __init__(self, costs: Costs, rows: Rows, settings: Settings) -> None:
         super().__init__(costs, rows, settings)
         self._check_names()
-        columns = settings.columns or rows.matrix.shape[1]
         leaf = max(1, min(20, len(rows.target) * 20 // _ROWS_FOR_TWENTY))
         defaults = {
             "verbosity": -1, "min_data_in_leaf": leaf, "min_data_in_bin": min(3, leaf), "deterministic": True,
             "force_col_wise": True, "max_delta_step": _LARGEST_LEAF, "feature_pre_filter": False,
-            **(_for_classes(len(rows.target), leaf, columns) if costs.outputs > 1 else {}),
+            **(_shares(settings.columns or rows.matrix.shape[1]) if costs.outputs > 1 else {}),
         }  # fmt: skip
         params = {
             **{name: value for name, value in defaults.items() if not _ALIASES.get(name, set()) & set(settings.params)},
