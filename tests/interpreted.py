@@ -63,6 +63,30 @@ def decisions():
             yield close((metric, step, shape, logits), fused, leaf, reference, exact)
 
 
+def rare_negatives():
+    """One negative among thousands, and negatives that weigh next to nothing: no cell may be a difference of sums."""
+    target = torch.ones(3001)
+    target[7] = 0
+    weights = torch.where(target == 0, 1e-8, 1.0)
+    for metric, weight in itertools.product(("specificity", "g_mean", "mcc", "npv"), (None, weights)):
+        loss_fn = sl.MetricLoss(metric, threshold=0.3)
+        leaf = (draw((3001,))[0] + 1).requires_grad_()
+        exact = leaf.detach().double().requires_grad_()
+        objective = ways(loss_fn).decisions
+        fused = triton_decisions.fused_loss(Batch(leaf, target, weight, None, True, leaf.dtype), objective)
+        wide = None if weight is None else weight.double()
+        reference = plain_loss(Batch(exact, target.double(), wide, None, True, exact.dtype), objective)
+        yield close((metric, "rare", weight is not None), fused, leaf, reference, exact)
+    true = target.long()
+    for metric in ("f1", "mcc", "specificity"):
+        loss_fn = sl.MetricLoss(metric, task="multiclass")
+        noise = draw((3001, 3))[0]
+        leaf = (noise + torch.tensor([0.0, 1.0, 0.0])).requires_grad_()
+        fused = triton_classes.fused_class_loss(leaf, true, -100, ways(loss_fn).classes)
+        exact = leaf.detach().double().requires_grad_()
+        yield close((metric, "rare class"), fused, leaf, plain(loss_fn, exact, true), exact)
+
+
 def classes():
     shapes = ((1, 2), (41, 3), (70, 10), (20, 1000))
     for metric, step, shape, blend in itertools.product(("f1", "mcc"), STEPS_OF_CLASSES, shapes, (0.0, 0.3)):
@@ -98,7 +122,7 @@ def main():
     # what the interpreter has not: an instruction of the GPU's, and a GPU to be asked how large it is
     triton_decisions.reciprocal = triton_classes.reciprocal = _reciprocal
     torch.cuda.get_device_properties = lambda _: types.SimpleNamespace(multi_processor_count=2)
-    results = [*decisions(), *classes()]
+    results = [*decisions(), *rare_negatives(), *classes()]
     print(f"{sum(results)} of {len(results)} agree")
 
 

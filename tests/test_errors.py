@@ -48,6 +48,14 @@ SETTINGS = {
     "zero_division as in scikit-learn": (build("f1", zero_division="warn"), EITHER, "zero_division must .*got 'warn'"),
     "weights unknown": (build("weighted_kappa", weights="cubic"), ValueError, '"linear" or "quadratic"; got \'cubic\''),
     "threshold_probability of 1": (build("net_benefit", threshold_probability=1.0), ValueError, "between 0 and 1; got"),
+    "maximize as text": (build("5*fn + fp", maximize="no"), TypeError, "maximize must be True or False; got 'no'"),
+    "cost NaN": (build("cost", costs=[[0.0, NAN], [1.0, 0.0]]), ValueError, "costs must be finite; got"),
+    "until as text": (lambda: Schedule(until="1"), ValueError, r"until must lie in \(0, 1\]; got '1'"),
+    "a setting that scores have not": (
+        lambda: sl.score(LOGITS, TARGET, "f1", overlap="min"), TypeError, "a setting of MetricLoss that has no effect",
+    ),
+    "offset beyond a probability": (lambda: sl.presets.sigmoid_f1(offset=-1000), ValueError, "between -36 and 36; got"),
+    "thresholds of soft sets": (lambda: sl.presets.soft_sets(threshold=[0.5]), ValueError, "thresholds of their own"),
     "maximize a maximised metric": (build("f1", maximize=False), ValueError, "'f1' is always maximised; maximize= is"),
     "maximize a minimised metric": (build("fpr", maximize=True), ValueError, "'fpr' is always minimised; maximize= is"),
     # task, inputs, average, weight
@@ -232,6 +240,11 @@ BATCHES = {
     "one weight": ({}, LOGITS, TARGET, torch.tensor(1.0), ValueError, r"shape \(4,\); got \(\)"),
     "weights of classes": (multiclass, CLASS_LOGITS, CLASSES, torch.ones(4, 3), ValueError, r"shape \(4,\); got \(4,"),
     "weights of labels": (multilabel, CLASS_LOGITS, LABELS, torch.ones(4, 3), ValueError, r"shape \(4,\); got \(4, 3"),
+    "complex weights": ({}, LOGITS, TARGET, LOGITS.to(torch.complex64), TypeError, "real numbers; got complex64"),
+    "no label": (multilabel, torch.zeros(4, 0), torch.zeros(4, 0), None, ValueError, "must have a label at least; got"),
+    "weights of labels that are not there": (
+        {**multilabel, "weight": [1, 2]}, LOGITS[:, None], TARGET[:, None], None, ValueError, "1 labels; got 2",
+    ),
     "weight for two of three classes": (
         {**multiclass, "weight": [1, 2]}, CLASS_LOGITS, CLASSES, None, ValueError, "each of the 3 classes; got 2",
     ),

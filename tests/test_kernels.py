@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import math
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -52,6 +53,39 @@ def test_every_dtype_and_kind_of_input(inputs, dtype, step, task):
     for shape in SHAPES[task]:
         scores, target = draw(shape, dtype)
         agree(loss_fn, scores if inputs == "logits" else scores.sigmoid(), target)
+
+
+@pytest.mark.parametrize("metric", ["specificity", "npv", "g_mean", "mcc", "balanced_accuracy", "markedness", "f1"])
+@pytest.mark.parametrize("size", [4, 3_000, 100_000])
+@pytest.mark.parametrize("task", TASKS)
+def test_rare_negatives_and_all_decided_yes(metric, size, task):
+    """No cell is taken as a difference of sums that leaves it no digits."""
+    loss_fn = sl.MetricLoss(metric, task=task, threshold=0.3)
+    scores, target = torch.randn(size) + 1, torch.ones(size)
+    target[:2] = 0
+    light = torch.where(target == 0, 1e-8, 1.0)
+    certain = torch.randn(size) + 5
+    for z, y, w in ((scores, target, None), (scores, target, light), (certain, target.flip(0), None)):
+        columns = 1 if task == "binary" else 3
+        x, t = (v[:, None].repeat(1, columns) if columns > 1 else v for v in (z, y))
+        narrow, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+        assert loss_fn.path_for(narrow, t, w) == FUSED_CPU
+        found = loss_fn(narrow, t, w)
+        exact = loss_fn.settle(loss_fn.measure(wide, t.double(), None if w is None else w.double()))
+        torch.testing.assert_close(found, exact.float(), rtol=0, atol=1e-5)
+        gradient, wanted = (torch.autograd.grad(v, leaf)[0].double() for v, leaf in ((found, narrow), (exact, wide)))
+        for rows in (t == 0, t == 1):  # each class by its own scale: that of the rare one is far larger
+            scale = wanted[rows].abs().max().clamp(min=1e-12)
+            assert ((gradient - wanted)[rows].abs().max() / scale).item() < 1e-3
+
+
+@pytest.mark.parametrize("formula", ["max(recall, 0.1)", "min(recall, 0.9)", "max(0.1, recall)", "min(0.9, recall)"])
+@pytest.mark.parametrize("task", TASKS)
+def test_the_smaller_and_the_larger_of_nan_are_nan(formula, task):
+    scores, target = torch.tensor([[1.0], [math.nan], [-1.0]]), torch.tensor([[1.0], [1.0], [0.0]])
+    if task == "binary":
+        scores, target = scores[:, 0], target[:, 0]
+    assert sl.MetricLoss(formula, task=task)(scores, target).isnan()
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -187,11 +221,11 @@ def test_numbers_arrays_and_the_loop_say_the_same(rows, metric):
     arrays = np.stack([np.broadcast_to(x, len(rows)) for x in objective.differentiate_each(*np.array(rows).T)], -1)
     np.testing.assert_allclose(arrays, numbers, rtol=1e-9, atol=1e-12)
     sums = [(tp, tp + fp, tp + fn, tp + fp + fn + tn) for tp, fp, fn, tn in rows]
-    loss, alarms, more = over_labels(objective.of)(sums, [1.0] * len(rows), (1.0, 1.0), 0.0)
+    loss, alarms, hits = over_labels(objective.of)(sums, [1.0] * len(rows), (1.0, 1.0), 0.0)
     again = np.array([objective.differentiate(tp, p - tp, s - tp, n - s - p + tp) for tp, p, s, n in sums])
     np.testing.assert_allclose(loss, again[:, 0].sum(), rtol=1e-9)
     np.testing.assert_allclose(alarms, again[:, 2] - again[:, 4], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(more, again[:, 1] - again[:, 3] - again[:, 2] + again[:, 4], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(hits, again[:, 1] - again[:, 3], rtol=1e-9, atol=1e-12)
 
 
 def test_what_a_formula_says_twice_is_computed_once():

@@ -156,6 +156,15 @@ def test_0_and_1_at_the_ends(step):
             torch.testing.assert_close(step(ends, threshold), ends, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_default_step_is_0_and_1_at_the_ends_to_the_bit(dtype):
+    ends = torch.tensor([0.0, 1.0], dtype=dtype)  # or 0/0 becomes a ratio of roundings
+    for tau in torch.linspace(0.01, 0.99, 99).tolist():
+        for threshold in (tau, torch.full_like(ends, tau)):
+            assert sl.Linear()(ends, threshold).tolist() == [0.0, 1.0]
+            assert sl.Linear(delta=0.2, width=0.5)(ends, threshold).tolist() == [0.0, 1.0]
+
+
 @pytest.mark.parametrize("step", SHARPENING, ids=str)
 @over([*(("f1", task, {}) for task in TASKS), ("f1", "multiclass", SETTINGS["multiclass"][-1])])
 def test_sharpened_counts_become_the_hard_ones(step, name, task, options):

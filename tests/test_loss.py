@@ -1,6 +1,7 @@
 """`MetricLoss`: the distance from the best score, and what may be added to it."""
 
 import copy
+import math
 import subprocess
 import sys
 import warnings
@@ -557,3 +558,52 @@ def test_one_score_without_a_dimension_may_have_a_weight():
     weighted = loss_fn(score, target, torch.tensor(2.0))
     torch.testing.assert_close(weighted, loss_fn(score, target))
     torch.testing.assert_close(weighted, loss_fn.settle(loss_fn.measure(score, target, torch.tensor(2.0))))
+
+
+def test_weights_a_sample_and_a_class_together_per_image():
+    torch.manual_seed(0)
+    logits, target = torch.randn(3, 3, 2, 2), torch.randint(3, (3, 2, 2))
+    settings = {"task": "multiclass", "per_image": True, "weight": [1.0, 2.0, 3.0]}
+    five_times = torch.cat([logits[:1]] * 4 + [logits]), torch.cat([target[:1]] * 4 + [target])
+    weight = torch.tensor([5.0, 1.0, 1.0])
+    expected = sl.score(*five_times, "f1", **settings)
+    torch.testing.assert_close(sl.score(logits, target, "f1", sample_weight=weight, **settings), expected)
+    loss_fn = MetricLoss("f1", **settings)
+    torch.testing.assert_close(loss_fn(logits, target, weight), loss_fn(*five_times))
+    target[0, 0, 0] = 3  # no class; and the last one weighs nothing
+    with pytest.raises(ValueError, match="3"):
+        MetricLoss("f1", task="multiclass", weight=[1.0, 1.0, 0.0], validate=True)(logits, target)
+
+
+def test_a_set_of_thresholds_is_averaged_over_where_some_images_have_no_score():
+    torch.manual_seed(3)
+    p, target = torch.rand(6, 4), torch.randint(2, (6, 4))
+    settings = {"inputs": "probabilities", "per_image": True, "zero_division": math.nan}
+    each = [sl.score(p, target, "precision", threshold=tau, **settings) for tau in (0.3, 0.9)]
+    both = sl.score(p, target, "precision", threshold=[0.3, 0.9], **settings)
+    torch.testing.assert_close(both, torch.stack(each).mean())
+
+
+def test_batches_in_inference_mode_leave_what_training_can_go_on_from():
+    logits, target = torch.randn(4), torch.tensor([1, 0, 1, 0])
+    settings = {"memory": sl.Memory(), "subject_to": "precision >= 0.9", "schedule": sl.Schedule()}
+    loss_fn = MetricLoss("recall", **settings)
+    with torch.inference_mode():
+        loss_fn(logits, target)
+        made_within = MetricLoss("recall", **settings)
+        made_within(logits, target)
+    for each in (loss_fn, made_within):
+        each.advance(0.5)
+        each(logits.clone().requires_grad_(), target).backward()
+
+
+def test_a_batch_of_nan_does_not_move_the_multipliers():
+    loss_fn = MetricLoss("recall", subject_to="precision >= 0.9")
+    loss_fn(torch.full((4,), math.nan), torch.tensor([1, 0, 1, 0]))
+    assert loss_fn.multipliers.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64], ids=str)
+def test_an_ignored_index_beyond_the_targets_type_ignores_nothing(dtype):
+    scores, target = torch.tensor([2.0, 1.0, -1.0, -2.0]), torch.tensor([1, 0, 1, 0], dtype=dtype)
+    assert sl.score(scores, target, "f1", ignore_index=2**32).item() == 0.5

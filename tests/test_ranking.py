@@ -797,3 +797,33 @@ def test_training_improves_the_metric(name):
         optimizer.step()
     after = loss_fn.score(model(x).detach(), target).item()
     assert after > max(before + 0.2, 0.75)
+
+
+@every_ranking
+def test_a_class_that_is_certain_because_all_others_are_ruled_out(name):
+    logits = torch.tensor([[1.0, -math.inf], [0.2, 0.3], [0.1, 0.5]], requires_grad=True)
+    sl.MetricLoss(name, task="multiclass", **OPTIONS[name])(logits, torch.tensor([0, 1, 0])).backward()
+    assert logits.grad.isfinite().all()
+
+
+def test_equal_weights_do_not_cost_a_precision_that_is_reached():
+    scores, target = np.arange(10.0, 0, -1), [1, 1, 0, 1, 1, 1, 1, 1, 1, 1]
+    weight = np.full(10, 1 / 3)  # nine thirds of ten thirds are less than 0.9 by a rounding
+    found = sl.score(scores, target, "recall_at_precision", precision=0.9, sample_weight=weight)
+    assert found == sl.score(scores, target, "recall_at_precision", precision=0.9) == 1
+
+
+@pytest.mark.full
+def test_one_ranking_compiles_after_another():
+    scores, target = torch.randn(64), (torch.rand(64) > 0.5).float()
+    for name in ("auroc", "average_precision", "auroc"):
+        loss_fn = sl.MetricLoss(name)
+        compiled = torch.compile(loss_fn, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(scores, target), loss_fn(scores, target))
+
+
+def test_options_may_be_numbers_of_numpy():
+    scores, target = torch.randn(8), torch.tensor([1, 0] * 4)
+    assert sl.MetricLoss("precision_at_k", k=np.int64(3))(scores, target) == sl.MetricLoss("precision_at_k", k=3)(
+        scores, target
+    )

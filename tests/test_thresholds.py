@@ -534,3 +534,23 @@ def test_scores_of_no_declared_kind_are_cut_in_their_own_units():
     scores, target = torch.tensor([0.2, 0.8, -1.0, 3.0]), [0, 1, 0, 1]
     tuned = sl.tune_threshold(scores, target, "f1")
     assert sl.score(scores, target, "f1", threshold=tuned).item() == tuned.score
+
+
+def test_weights_that_are_all_equal_change_nothing():
+    scores, target = np.arange(10.0, 0, -1), [1, 1, 0, 1, 1, 1, 1, 1, 1, 1]
+    for subject_to in ("precision >= 0.9", "precision >= 0.9 and recall >= 0.5"):
+        found = [sl.tune_threshold(scores, target, "recall", subject_to, w) for w in (None, np.full(10, 1 / 3))]
+        assert found[0].threshold == found[1].threshold
+        assert found[0].score == pytest.approx(1.0)
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        scores, target = random.normal(size=60), random.integers(0, 2, 60)
+        found = [sl.tune_threshold(scores, target, "accuracy", None, w) for w in (None, np.full(60, 1 / 3))]
+        assert found[0].threshold == found[1].threshold
+
+
+def test_rows_of_different_lengths_and_labels_that_are_not_there():
+    with pytest.raises(ValueError, match=r"must be one array of numbers; got rows of different lengths"):
+        sl.tune_threshold([[1.0], [1.0, 2.0]], [0, 1])
+    with pytest.raises(ValueError, match="label must be one of the 1 there are, counted from 0; got 3"):
+        sl.tune_threshold([0.1, 0.9], [0, 1]).curve(3)

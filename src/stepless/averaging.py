@@ -51,7 +51,10 @@ def evaluate(
         scores = metric(*counts_of(table))
     if average == "none":
         return scores
-    if scores.shape[-1] == 1:
+    labels = scores.shape[-1]
+    if label_weight is not None and len(label_weight) != labels:
+        raise ValueError(f"weight must have one entry for each of the {labels} labels; got {len(label_weight)}.")
+    if labels == 1:
         return scores[..., 0]
     return _mean(scores, table, metric, average, label_weight)
 
@@ -64,9 +67,6 @@ def _mean(
     if average == "weighted":
         weight = table[..., 0] + table[..., 2]
     elif label_weight is not None:
-        if len(label_weight) != scores.shape[-1]:
-            labels = scores.shape[-1]
-            raise ValueError(f"weight must have one entry for each of the {labels} labels; got {len(label_weight)}.")
         weight = constant(label_weight, scores) + 0 * scores
     absent = undefined(metric, scores, table)
     if absent is not None:

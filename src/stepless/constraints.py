@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stepless.formula import resolve
 from stepless.metrics import METRICS
@@ -45,7 +45,7 @@ def parse_constraints(subject_to: str | Constraint | Sequence[str | Constraint] 
     parsed: list[Constraint] = []
     for entry in subject_to:
         if isinstance(entry, Constraint):
-            parsed.append(entry)
+            parsed.append(entry if isinstance(entry.metric, Metric) else replace(entry, metric=resolve(entry.metric)))
             continue
         if not isinstance(entry, str):
             raise _not_text(entry)

@@ -52,6 +52,8 @@ def resolve(metric: Any, *, maximize: bool | None = None, **options: Any) -> Met
         >>> resolve("5*fn + fp").greater_is_better
         False
     """
+    if maximize is not None and not isinstance(maximize, bool):
+        raise TypeError(f"maximize must be True or False; got {maximize!r}.")
     if isinstance(metric, str) and metric.strip() in METRICS:
         metric = METRICS[metric.strip()]
     if isinstance(metric, Metric):
@@ -84,6 +86,10 @@ def _check_options(metric: Metric) -> None:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or (name != "zero_division" and not 0 <= value < math.inf):
                 raise ValueError(f"{name} must {wanted}; got {value!r}.")
+        if name == "costs":
+            flat = [cost for row in value for cost in (row if isinstance(row, tuple) else (row,))]
+            if any(isinstance(cost, float) and not math.isfinite(cost) for cost in flat):
+                raise ValueError(f"costs must be finite; got {value!r}.")
     if metric.name == "cost" and metric.options:
         return  # how many classes there are is known at the first batch only
     cells = torch.ones(2, 2, dtype=torch.float64)

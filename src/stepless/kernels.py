@@ -184,16 +184,15 @@ def _of_few(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) ->
         w = weight.expand_as(scores).numpy()
         tp, predicted, support, total = add(h * y * w, h * w, y * w, w)
         slope *= w
-    sums = (tp, predicted, support, total)
-    judge: Any = _mean_over_labels if objective.labels else _worth
-    loss, alarm, more = judge(sums, factors, scores.dtype, objective)
+    loss, alarm, hit = _judge((tp, predicted, support, total), factors, batch, objective)
     if not wanted:
         return loss, None
-    # a negative's decision is worth a false alarm, a positive's a hit
+    # A negative's decision is worth a false alarm, a positive's a hit. Not the one and, for positives, the difference:
+    # of rare negatives a false alarm is worth so much more that the hit would be lost beside it.
     if objective.labels:  # one list of numbers is read faster than a pair of lists
-        alarm, more = np.array([*alarm, *more], dtype=h.dtype).reshape(2, -1, *[1] * (h.ndim - 2))
-    gradient = np.multiply(y, more, out=h)  # whose sums are taken; it is at hand, where fresh memory is not
-    gradient += alarm
+        alarm, hit = np.array([*alarm, *hit], dtype=h.dtype).reshape(2, -1, *[1] * (h.ndim - 2))
+    gradient = np.multiply(y, hit, out=h)  # whose sums are taken; it is at hand, where fresh memory is not
+    gradient += (1 - y) * alarm
     gradient *= slope
     return loss, torch.from_numpy(gradient)
 
@@ -227,18 +226,19 @@ def _of_many(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) -
     w = None if weight is None else weight.expand_as(scores).reshape(-1)
     labels, pixels = (scores.shape[1], math.prod(scores.shape[2:])) if objective.labels else (0, 1)
     sums, slopes, spare, factors = _count(z, y, w, batch.logits, objective, labels, pixels)
-    loss, alarm, more = (_mean_over_labels if labels else _worth)(sums, factors, z.dtype, objective)
+    loss, alarm, hit = _judge(sums, factors, batch, objective)
     if not wanted:
         return loss, None
     if w is not None:
         slopes.mul_(w)
     if labels:
-        _pull_back_labels(slopes, y, spare, np.array((alarm, more)), pixels)
+        _pull_back_labels(slopes, y, spare, np.array((alarm, hit)), pixels)
     else:
-        base, length = torch.scalar_tensor(alarm, dtype=z.dtype, device="cpu"), spare.numel()
+        no, yes = (torch.scalar_tensor(worth, dtype=z.dtype, device="cpu") for worth in (alarm, hit))
+        length = spare.numel()
         for start in range(0, z.numel(), length):
             truth = y[start : start + length]
-            worth = torch.add(base, truth, alpha=more, out=spare[: truth.numel()])
+            worth = torch.lerp(no, yes, truth, out=spare[: truth.numel()])
             slopes[start : start + length].mul_(worth)
     return loss, slopes.view(scores.shape)
 
@@ -330,7 +330,7 @@ def _pull_back_labels(slopes: Tensor, y: Tensor, spare: Tensor, worths: Any, pix
     columns = labels * pixels
     index = _label_of_entry(labels, pixels, len(spare))
     wide = len(index)
-    alarm, more = torch.from_numpy(worths.take(index, axis=1)).to(spare.dtype)  # not [:, index]: it lays rows across
+    alarm, hit = torch.from_numpy(worths.take(index, axis=1)).to(spare.dtype)  # not [:, index]: it lays rows across
     for start in range(0, len(y), len(spare)):
         stop = min(start + len(spare), len(y))
         whole = stop - (stop - start) % wide
@@ -339,7 +339,7 @@ def _pull_back_labels(slopes: Tensor, y: Tensor, spare: Tensor, worths: Any, pix
                 truth, slope, worth = (
                     x.view(-1, width) for x in (y[begin:end], slopes[begin:end], spare[: end - begin])
                 )
-                slope.mul_(torch.addcmul(alarm[:width], truth, more[:width], out=worth))
+                slope.mul_(torch.lerp(alarm[:width], hit[:width], truth, out=worth))
 
 
 @lru_cache(maxsize=8)
@@ -354,6 +354,8 @@ def _label_of_entry(labels: int, pixels: int, size: int) -> Any:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+#: A share of all below which what is left of a difference of sums is less exact than 1e-5.
+_FEW_OF_ALL = 0.01
 #: The rounding of sums.
 _EPS = {dtype: 4 * torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
@@ -374,27 +376,46 @@ def _cells(sums: Any, factors: Factors, eps: float) -> tuple[Any, Any, Any, Any]
     )
 
 
-def _worth(sums: Any, factors: Factors, dtype: torch.dtype, objective: Objective) -> tuple[float, float, float]:
-    """The loss, what a false alarm is worth, and how much more a hit is."""
-    loss, tp, fp, fn, tn = objective.differentiate(*_cells(sums, factors, _EPS[dtype]))
-    alarm = (fp - tn) * factors.slope
-    return loss, alarm, (tp - fn) * factors.slope - alarm
+def _judge(sums: Any, factors: Factors, batch: Batch, objective: Objective) -> tuple[float, Any, Any]:
+    """The loss, what a false alarm is worth, and what a hit is; the worths are arrays where there are labels.
 
-
-def _mean_over_labels(sums: Any, factors: Factors, dtype: torch.dtype, objective: Objective) -> tuple[float, Any, Any]:
-    """The same for the weighted mean of the labels' losses, a worth for each label."""
-    eps, labels = _EPS[dtype], len(sums[0])
+    The loss is then the weighted mean of the labels' losses.
+    """
+    eps = _EPS[batch.scores.dtype]
+    few = _cancels(sums, factors)
+    if not objective.labels:
+        four = _cells_apart(batch, objective) if few else _cells(sums, factors, eps)
+        loss, tp, fp, fn, tn = objective.differentiate(*four)
+        return loss, (fp - tn) * factors.slope, (tp - fn) * factors.slope
+    labels = len(sums[0])
     weights = _shares(labels, objective.label_weight)
-    if labels < _TOGETHER:
+    if labels < _TOGETHER and not few:
         tp, predicted, support, total = sums
         totals = repeat(total, labels) if isinstance(total, float) else total.tolist()
         rows = zip(tp.tolist(), predicted.tolist(), support.tolist(), totals, strict=False)
         return objective.over_labels(rows, weights, factors, eps)
     each = np.array(weights)
     wide = [np.asarray(x, np.float64) for x in sums]
-    value, tp, fp, fn, tn = objective.differentiate_each(*_cells(wide, factors, eps))
-    alarm = (fp - tn) * each * factors.slope
-    return float((value * each).sum()), alarm, (tp - fn) * each * factors.slope - alarm
+    value, tp, fp, fn, tn = objective.differentiate_each(
+        *(_cells_apart(batch, objective) if few else _cells(wide, factors, eps))
+    )
+    return float((value * each).sum()), (fp - tn) * each * factors.slope, (tp - fn) * each * factors.slope
+
+
+def _cancels(sums: Any, factors: Factors) -> bool:
+    """Whether so little is negative, or decided so, that a difference of the sums of all has too few digits left."""
+    _, predicted, support, total = sums
+    least = _FEW_OF_ALL * total
+    if isinstance(support, float):
+        return total - support < least or total - factors.decision * predicted < least
+    return bool((total - np.maximum(support, factors.decision * predicted) < least).any())
+
+
+@torch.no_grad()
+def _cells_apart(batch: Batch, objective: Objective) -> Any:
+    """The four cells, each added up by itself as on the plain path: numbers, or an array of labels each."""
+    table = _plain_cells(batch, objective).reshape(-1, 4).T.double()
+    return table.numpy() if objective.labels else table[:, 0].tolist()
 
 
 @lru_cache(maxsize=32)
@@ -405,10 +426,14 @@ def _shares(labels: int, weights: tuple[float, ...] | None) -> tuple[float, ...]
 
 def plain_loss(batch: Batch, objective: Objective) -> Tensor:
     """The same loss by the plain path: what the fused ones are tested against, and differentiated twice by."""
-    decide = objective.step.from_logits if batch.logits else objective.step
-    table = cells(batch, decide(batch.scores, objective.tau), "batch", labels=objective.labels)
+    table = _plain_cells(batch, objective)
     if not objective.labels:
         return objective.of(table.view(4))
     losses = objective.of(table.view(-1, 4))
     weight = losses.new_tensor(objective.label_weight or (1.0,) * len(losses))
     return (losses * weight).sum() / weight.sum()
+
+
+def _plain_cells(batch: Batch, objective: Objective) -> Tensor:
+    decide = objective.step.from_logits if batch.logits else objective.step
+    return cells(batch, decide(batch.scores, objective.tau), "batch", labels=objective.labels)

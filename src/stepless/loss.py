@@ -140,12 +140,13 @@ class MetricLoss(nn.Module):
         if schedule is not None and schedule.sharpness is not None:
             self.step.sharpened(1.0)  # a step without sharpness says so now
         self.validate = validate
-        self.register_buffer("progress", torch.zeros(()), persistent=schedule is not None)
-        self.register_buffer("multipliers", torch.ones(len(self.constraints)), persistent=bool(self.constraints))
         if memory is not None and not isinstance(memory, Memory):
             raise TypeError(f"memory must be a stepless.Memory; got {memory!r}.")
         self.memory = memory
-        self.register_buffer("remembered", torch.zeros(0), persistent=memory is not None)
+        with torch.inference_mode(False):  # what inference mode makes cannot be written to outside of it
+            self.register_buffer("progress", torch.zeros(()), persistent=schedule is not None)
+            self.register_buffer("multipliers", torch.ones(len(self.constraints)), persistent=bool(self.constraints))
+            self.register_buffer("remembered", torch.zeros(0), persistent=memory is not None)
         self.reducer, self._sync = make_reducer(sync, gradients), sync
         self._fuse()
         self._waiting = 0
@@ -211,7 +212,9 @@ class MetricLoss(nn.Module):
             state = recall(state, self.remembered, lambda v: self.path.size(present.with_vector(v)["soft"]))
         loss = self.finish(state)
         if self.training:
-            self._after_batch(state, present)
+            # a first batch in inference mode must not leave what no later one can write to
+            with nullcontext() if torch.compiler.is_compiling() else torch.inference_mode(False):
+                self._after_batch(state, present)
         return loss
 
     def score(self, input: Any, target: Any, sample_weight: Any = None) -> Tensor:
@@ -352,7 +355,9 @@ class MetricLoss(nn.Module):
                 violation = torch.stack(self._violations(state)).to(self.multipliers.dtype)
                 if self.multipliers.device != violation.device:  # moved once: every later copy would make the host wait
                     self.multipliers = self.multipliers.to(violation.device)
-                growth = torch.where(violation > 0, _MULTIPLIER_RATE * violation, 0.0)  # NaN is not above 0
+                # a batch of NaN, as autocast may bring, says nothing of the constraint: its decisions are all no
+                breaks = (violation > 0) & present.vector.isfinite().all()
+                growth = torch.where(breaks, _MULTIPLIER_RATE * violation, 0.0)
                 grown = (self.multipliers + growth).clamp(max=_MULTIPLIER_CAP)
             if torch.compiler.is_compiling():
                 self.multipliers = grown  # a compiled backward would read the buffer after a change in place

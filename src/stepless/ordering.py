@@ -287,11 +287,16 @@ def log_precisions(ranked: Ranked, *, margin: float = 2.0, anchor: float = 0.0) 
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+def _reached(found: Tensor, precision: float) -> Tensor:
+    """Whether a precision is reached, but for the rounding of sums of weights."""
+    return found >= precision - 8 * torch.finfo(found.dtype).eps
+
+
 def recall_at_precision(ranked: Ranked, *, precision: float) -> Tensor:
     """Greatest recall of all cuts that have at least the given precision; 0 where none has."""
     tp, fp = ranked.curve()
     positives = ranked.positive.sum(-1)
-    best = torch.where(ratio(tp, tp + fp) >= precision, tp, 0.0).amax(-1)
+    best = torch.where(_reached(ratio(tp, tp + fp), precision), tp, 0.0).amax(-1)
     return torch.where(positives != 0, ratio(best, positives), math.nan)
 
 
@@ -346,7 +351,7 @@ def cut_at_precision(ranked: Ranked, *, precision: float, margin: float = 2.0) -
     with torch.no_grad():
         tp, mass = ranked.curve()[0], ranked.mass.gather(-1, ranked.ties()[1])
         reached = ratio(tp, mass)
-        merit = torch.where(reached >= precision, 1 + ratio(tp, positives.unsqueeze(-1)), reached)
+        merit = torch.where(_reached(reached, precision), 1 + ratio(tp, positives.unsqueeze(-1)), reached)
         mass = mass.gather(-1, merit.argmax(-1, keepdim=True))
     return ratio(across_cut(ranked, mass, margin), positives)
 

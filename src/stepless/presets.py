@@ -15,6 +15,8 @@ from stepless.ranking import RANKINGS, find_ranking
 from stepless.schedules import Schedule
 from stepless.steps import Identity, Linear, LogitSigmoid, RaisedCosine, Sigmoid
 
+#: Beyond such a logit a probability is 0 or 1, and no threshold.
+_FARTHEST = 36.0
 #: The thresholds *Bridging the Gap* averages over.
 SOFT_SET_THRESHOLDS = tuple(round(0.1 * i, 1) for i in range(1, 10))
 
@@ -37,6 +39,8 @@ def soft_sets(metric: str = "f1", *, step: str = "linear", **settings: Any) -> M
     steps = {"linear": Linear(delta=0.2), "sigmoid": Sigmoid(k=10.0)}
     if step not in steps:
         raise ValueError(f'soft sets have the steps "linear" and "sigmoid"; got {step!r}.')
+    if "threshold" in settings:
+        raise ValueError("soft sets average over thresholds of their own, 0.1 to 0.9; for others use MetricLoss.")
     if settings.get("task") == "multiclass":
         raise ValueError("soft sets decide by thresholds, and a multiclass task has none; use presets.east there.")
     ranking = find_ranking(metric)
@@ -82,6 +86,8 @@ def sigmoid_f1(*, sharpness: float = 1.0, offset: float = 0.0, **settings: Any) 
     """
     if not 0 < sharpness < math.inf:
         raise ValueError(f"sharpness must lie above 0 and be finite; got {sharpness}.")
+    if not abs(offset) < _FARTHEST:
+        raise ValueError(f"offset is a logit between {-_FARTHEST:g} and {_FARTHEST:g}; got {offset}.")
     threshold = 1 / (1 + math.exp(-offset))
     return MetricLoss(
         "f1", task="multilabel", step=LogitSigmoid(temperature=1 / sharpness), threshold=threshold, **settings

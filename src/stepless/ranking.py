@@ -18,6 +18,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -43,8 +44,8 @@ _OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "anchor": ("be a share in [0, 1)", lambda v: 0 <= v < 1),
     "max_fpr": ("lie in (0, 1]", lambda v: 0 < v <= 1),
     "precision": ("lie in (0, 1]", lambda v: 0 < v <= 1),
-    "k": ("be an integer of at least 1", lambda v: isinstance(v, int) and v >= 1),
-    "power": ("be an integer of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "k": ("be an integer of at least 1", lambda v: isinstance(v, Integral) and v >= 1),
+    "power": ("be an integer of at least 1", lambda v: isinstance(v, Integral) and v >= 1),
     "delta": ("lie in [0, 0.5]", lambda v: 0 <= v <= 0.5),
 }
 
@@ -86,11 +87,11 @@ class Ranking:
         """
         known = self.defaults if training else _defaults(self.exact)
         given = {**dict(self.options), **{name: as_tuple(value) for name, value in options.items()}}
-        for name, value in options.items():
+        for name in options:
             if name not in known:
                 raise TypeError(self._no_option(name, known))
             if name in _OPTIONS:
-                _check_option(name, value)
+                _check_option(name, given[name])
         for name, default in known.items():
             if default is inspect.Parameter.empty and name not in given:
                 raise TypeError(f"metric {self.name!r} needs the option {name!r}, as in {_example(self.name, name)}.")
@@ -105,8 +106,9 @@ class Ranking:
         return self.surrogate(ranked, **self._options_of(self.surrogate))
 
     def _options_of(self, function: Callable[..., Tensor]) -> dict[str, Any]:
+        # defaults are handed over, too: torch.compile takes one that differs from the last function's for a variable
         known = _defaults(function)
-        return {name: value for name, value in self.options if name in known}
+        return {**known, **{name: value for name, value in self.options if name in known}}
 
     def _no_option(self, name: str, known: dict[str, Any]) -> str:
         if name in self.defaults:
@@ -125,7 +127,7 @@ def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
 
 def _check_option(name: str, value: Any) -> None:
     wanted, holds = _OPTIONS[name]
-    if not isinstance(value, int | float) or isinstance(value, bool) or not holds(value):
+    if not isinstance(value, Real) or isinstance(value, bool) or not holds(value):
         raise ValueError(f"{name} must {wanted}; got {value!r}.")
 
 
@@ -320,7 +322,10 @@ def _log_odds(batch: Batch, task: Task) -> Tensor:
         return scores
     # 1 − p is exact enough, except for the likeliest class, where it is the sum of the others
     top = scores.argmax(1, keepdim=True)
-    others = scores.scatter(1, top, -torch.inf).logsumexp(1, keepdim=True)
+    others = scores.scatter(1, top, -torch.inf)
+    # where −inf leaves a row one class, there is no other: a sum of nothing has no gradient, and must not have NaN
+    others = others.masked_fill((others == -torch.inf).all(1, keepdim=True), torch.finfo(scores.dtype).min)
+    others = others.logsumexp(1, keepdim=True)
     log_p = scores.log_softmax(1)
     below = log_p.scatter(1, top, -1.0)  # any value for which the branch that is not taken has a finite gradient
     odds = below - torch.log1p(-below.exp())

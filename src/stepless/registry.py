@@ -117,7 +117,9 @@ class Metric:
             if name not in known:
                 near = difflib.get_close_matches(name, [*known, *SETTINGS], n=2)
                 hint = f"did you mean {' or '.join(map(repr, near))}?"
-                if not near:
+                if name in SETTINGS:
+                    hint = "it is a setting of MetricLoss that has no effect here; leave it out."
+                elif not near:
                     hint = f"it has {', '.join(map(repr, known))}." if known else "it has none."
                 raise TypeError(f"metric {self.name!r} has no option {name!r}; {hint}")
         pairs = {**dict(self.options), **{name: as_tuple(value) for name, value in options.items()}}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 from torch import Tensor
 
@@ -31,8 +33,9 @@ class Schedule:
             pair = getattr(self, name)
             if pair is not None and not (isinstance(pair, tuple | list) and len(pair) == 2):
                 raise ValueError(f"{name} is a pair, its first and its last value, as in (1.0, 0.0); got {pair!r}.")
-        if not 0 < self.until <= 1:
-            raise ValueError(f"until must lie in (0, 1]; got {self.until}.")
+        until: Any = self.until
+        if not isinstance(until, Real) or not 0 < float(until) <= 1:
+            raise ValueError(f"until must lie in (0, 1]; got {until!r}.")
         if self.blend is None and self.sharpness is None:
             raise ValueError("a schedule moves blend, sharpness or both; got neither.")
         if self.blend is not None and not all(0 <= b <= 1 for b in self.blend):

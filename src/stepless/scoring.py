@@ -53,8 +53,8 @@ class Path:
         if self.unit == "batch":
             return table
         weight = confusion.unit_weight(batch, self.unit)
-        totals = [total for metric in metrics for total in self._sum_units(metric, table, metrics, weight)]
-        return namespace(table).stack(totals)
+        stack = namespace(table).stack
+        return stack([stack(self._sum_units(m, table, metrics, weight), -1) for m in metrics]).reshape(-1)
 
     def scores(self, sums: Array, metrics: tuple[Metric, ...]) -> tuple[Array, ...]:
         """One score for each metric (one for each class and metric with ``average="none"``), from the sums of `tally`.
@@ -64,7 +64,8 @@ class Path:
         if self.unit != "batch":
             # where no unit has a score, there is none: NaN for a metric that says so of what is undefined, otherwise 0
             empty = [math.nan if math.isnan(metric.option("zero_division") or 0.0) else 0.0 for metric in metrics]
-            return tuple(ratio(sums[..., 2 * i], sums[..., 2 * i + 1], zero) for i, zero in enumerate(empty))
+            pairs = sums.reshape(*sums.shape[:-1], len(metrics), -1, 2)  # one for each threshold
+            return tuple(ratio(pairs[..., i, :, 0], pairs[..., i, :, 1], zero).mean(-1) for i, zero in enumerate(empty))
         unit = (..., 0, slice(None)) if self.average == "none" else (..., 0)
         scored = [self._evaluate(metric, sums, metrics)[unit] for metric in metrics]
         if sums.shape[-4] == 1:
@@ -110,13 +111,13 @@ class Path:
     def _sum_units(
         self, metric: Metric, table: Array, metrics: tuple[Metric, ...], weight: Array
     ) -> tuple[Array, Array]:
-        """Σ weight·score and Σ weight over the units whose score is defined."""
+        """Σ weight·score and Σ weight over the units whose score is defined, for each threshold."""
         scores = self._evaluate(metric, table, metrics)
         absent = undefined(metric, scores, table)
         if absent is not None:
             where = namespace(scores).where
             scores, weight = where(absent, 0.0, scores), where(absent, 0.0, weight)
-        return (scores * weight).sum(-1).mean(0), (weight + 0 * scores).sum(-1).mean(0)
+        return (scores * weight).sum(-1), (weight + 0 * scores).sum(-1)
 
     def _needs_matrix(self, metrics: tuple[Metric, ...]) -> bool:
         return self.task == "multiclass" and any(metric.kind == "matrix" for metric in metrics)

@@ -187,11 +187,10 @@ class Linear(Step):
 
     def __call__(self, p: Array, tau: Threshold) -> Array:
         low, high, below, within, above = self._pieces(tau)
-        # One slope everywhere, the others as what they add inside their own interval: fewer passes than three branches.
-        decision = (clip(p, low, high) - low) * (within - above) + p * above
-        if not isinstance(below, float) or below != above:
-            decision = decision + clip(p, high=low) * (below - above)
-        return decision
+        # Each piece from its own end: 0 at 0 and 1 at 1 to the bit, where 0/0 would else become a ratio of roundings.
+        where = namespace(p).where
+        upper = where(p <= high, (p - low) * within + self.delta, 1 - (1 - p) * above)
+        return where(p < low, p * below, upper)
 
     def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Factors:
         low, high, below, within, above = self._pieces(tau)

@@ -14,6 +14,9 @@ from stepless.registry import Metric
 
 Floats = NDArray[np.floating[Any]]
 
+#: By so much values may differ that are equal but for the order in which weights were added up.
+ROUNDING = 1e-12
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -97,8 +100,15 @@ def violation(constraints: tuple[Constraint, ...], values: list[Floats]) -> Floa
     total: Floats | float = 0.0
     for constraint, value in zip(constraints, values, strict=True):
         excess = constraint.violation(value)
-        total = total + np.where(np.isnan(excess), np.inf, np.maximum(excess, 0.0))
+        limit = ROUNDING * max(1.0, abs(constraint.bound))
+        total = total + np.where(np.isnan(excess), np.inf, np.where(excess > limit, excess, 0.0))
     return total
+
+
+def _near(merits: Floats) -> NDArray[np.bool_]:
+    """Which are the highest but for rounding, which must not choose among equals."""
+    best = merits.max()
+    return np.asarray(merits >= best - ROUNDING * abs(best)) if np.isfinite(best) else merits == best
 
 
 def best_entry(swept: Sweep, merits: Floats, broken: Floats | float = 0.0) -> int:
@@ -109,13 +119,13 @@ def best_entry(swept: Sweep, merits: Floats, broken: Floats | float = 0.0) -> in
     F1 of 0 at every cut) the scores say nothing, and the answer is no.
     """
     first = int(swept.scores[0] == np.inf)  # no threshold says no to a score of inf
-    if isinstance(broken, float) and merits.min() == merits.max():
+    if isinstance(broken, float) and _near(merits).all():
         return first
     if isinstance(broken, float):
-        equals = first + np.flatnonzero(merits[first:] == merits[first:].max())
+        equals = first + np.flatnonzero(_near(merits[first:]))
     else:
-        allowed = first + np.flatnonzero(broken[first:] == np.min(broken[first:]))
-        equals = allowed[merits[allowed] == merits[allowed].max()]
+        allowed = first + np.flatnonzero(broken[first:] <= np.min(broken[first:]) + ROUNDING)
+        equals = allowed[_near(merits[allowed])]
     inner = equals[(equals > 0) & (equals < len(swept.scores))]
     if len(inner) == 0:
         return int(equals[0])

@@ -36,7 +36,8 @@ class Batch(NamedTuple):
         scores: Logits or probabilities, float32 or wider, 0 where masked.
         target: Shaped like ``scores`` (probability of "yes"), or class indices ``(N, d1, …)`` for multiclass.
         weight: A weight for each sample, shaped to broadcast against the target, or None.
-        mask: 1 where an entry counts and 0 where it is ignored, shaped like the target, or None where all count.
+        mask: 1 where an entry counts, or its class's weight, and 0 where it is ignored, shaped like the target, or None
+            where all count.
         logits: Whether ``scores`` are logits.
         dtype: What the counts are summed in: that of the scores, or float64 for exact evaluation.
     """
@@ -63,6 +64,8 @@ class Batch(NamedTuple):
 
 def as_tensor(values: Any, name: str = "input") -> Tensor:
     """A tensor of what the user has: a tensor, an array, or nested lists of numbers."""
+    if hasattr(values, "to_numpy"):  # a frame or a column of one
+        values = values.to_numpy()
     if isinstance(values, np.ndarray):
         # torch knows no negative strides, and warns of arrays that cannot be written, such as those of pandas
         values = np.ascontiguousarray(values) if values.flags.writeable else values.copy()
@@ -113,7 +116,7 @@ def read(
         and input.dtype in _WIDE_ENOUGH
         and target.dtype == input.dtype
         and target.shape == input.shape
-        and (task == "binary" or input.dim() > 1)
+        and (task == "binary" or (input.dim() > 1 and input.shape[1] > 0))
     ):
         return Batch(input, target, None, None, logits, input.dtype)  # the usual batch is what it should be
     _check_tensors(input, target, sample_weight)
@@ -158,6 +161,8 @@ def read_arrays(
         raise ValueError(
             f"multilabel scores must have shape (N, labels, …); got {_shape(input)}. For one label use task='binary'."
         )
+    if task == "multilabel" and input.shape[1] == 0:
+        raise ValueError(f"multilabel scores must have a label at least; got shape {_shape(input)}.")
     target = _match_binary(target, input)
     mask = None
     if ignore_index is not None:
@@ -217,9 +222,11 @@ def _read_multiclass(
         by_class = per_class.reshape(-1, *[1] * (scores.ndim - 2))
         if is_floating(target):  # a row of probability y_k is a row of class k that weighs y_k · weight[k]
             target = target * by_class
-        else:  # an index out of range is reported with the others
-            true = per_class[target.clamp(0, classes - 1)] if hits is None else (hits * by_class).sum(1)
-            weight = true if weight is None else true * weight
+        else:  # with the mask, not with the samples' weights: per image these weigh whole images
+            true = (hits * by_class).sum(1) if hits is not None else per_class[target.clamp(0, classes - 1)]
+            if hits is None:  # an index out of range is reported with the others, whatever the last class weighs
+                true = true.where((target >= 0) & (target < classes), 1.0)
+            mask = true * mask
     return Batch(scores, target if hits is None else hits, weight, mask, logits, dtype)
 
 
@@ -239,6 +246,8 @@ def _check_tensors(input: Tensor, target: Tensor, sample_weight: Tensor | None) 
             )
     if sample_weight is not None and not isinstance(sample_weight, Tensor):
         raise TypeError(f"sample_weight must be a torch.Tensor; got {type(sample_weight).__name__}.")
+    if sample_weight is not None and sample_weight.is_complex():
+        raise TypeError(f"sample_weight must hold real numbers; got {_dtype(sample_weight)}.")
 
 
 def _check_dtypes(input: Array, target: Array) -> None:
@@ -263,18 +272,21 @@ def _match_weight(weight: Array, shape: Any, dtype: Any, *, labels: bool) -> Arr
     """The weights shaped to broadcast against scores of ``shape``, whose dimension 1 holds labels or classes."""
     full = (shape[0], 1, *shape[2:]) if labels else tuple(shape)
     pixels = (shape[0], *shape[2:]) if labels else tuple(shape)
+    if full and tuple(weight.shape) == full[:1]:  # one score without a dimension has one weight without
+        return cast(weight, dtype).reshape(-1, *[1] * (len(full) - 1))
     if tuple(weight.shape) in (full, pixels):
         return cast(weight, dtype).reshape(full)
-    if tuple(weight.shape) == full[:1]:
-        return cast(weight, dtype).reshape(-1, *[1] * (len(full) - 1))
     wanted = f"{full[:1]}" + (f", or one a pixel, shape {pixels}" if len(pixels) > 1 else "")
     raise ValueError(f"sample_weight must have one entry a sample, shape {wanted}; got {_shape(weight)}.")
 
 
 def _counted(target: Array, ignored: int) -> Array:
     """Which entries are not to be ignored. A small integer type would wrap: −100 is class 156 of an unsigned byte."""
-    if _dtype(target) in ("int8", "uint8", "int16", "uint16"):
+    kind = _dtype(target)
+    if kind in ("int8", "uint8", "int16", "uint16"):
         target = cast(target, torch.int32 if isinstance(target, Tensor) else "int32")
+    if kind.startswith(("int", "uint")) and not -(2**31) <= ignored < 2**31 and not kind.endswith("64"):
+        return target == target  # no narrower integer is this one, and it would wrap  # noqa: PLR0124
     return target != ignored
 
 

@@ -137,7 +137,10 @@ def _array(values: Any, name: str) -> np.ndarray[Any, Any]:
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
         values = values.float() if values.dtype == torch.bfloat16 else values  # numpy has none
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise ValueError(f"{name} must be one array of numbers; got rows of different lengths.") from None
     if array.dtype.kind not in "fiub":
         hint = ""
         if name == "target":

@@ -150,13 +150,13 @@ class Symbols:
 
     @staticmethod
     def minimum(a: Any, b: Any) -> Any:
-        """The smaller one."""
-        return _each(lambda s, t: _where(_compare(s, "<", t), s, t), a, b)
+        """The smaller one; NaN where either is, which compares with nothing."""
+        return _each(lambda s, t: _where(_compare(s, "!=", s), s, _where(_compare(s, "<", t), s, t)), a, b)
 
     @staticmethod
     def maximum(a: Any, b: Any) -> Any:
-        """The larger one."""
-        return _each(lambda s, t: _where(_compare(s, ">", t), s, t), a, b)
+        """The larger one; NaN where either is."""
+        return _each(lambda s, t: _where(_compare(s, "!=", s), s, _where(_compare(s, ">", t), s, t)), a, b)
 
     @staticmethod
     def constant(like: Symbol, value: float) -> Symbol:
@@ -224,17 +224,17 @@ def over_labels(formula: Callable[[Any], Any]) -> Callable[..., tuple[float, lis
 
     The result is a function of rows ``(tp, predicted, support, total)``, weights, what the decisions in these sums lack
     (`stepless.steps.Factors`), and the relative rounding of the sums. It also returns what a false alarm of each label
-    is worth, and how much more a hit is. A cell below the rounding of the sums it is a difference of is empty: 0/0 must
+    is worth, and what a hit is. A cell below the rounding of the sums it is a difference of is empty: 0/0 must
     not become a ratio of two roundings.
 
     >>> of = over_labels(lambda cells: cells[0] + 2 * cells[1])
     >>> of([(3.0, 4.0, 5.0, 9.0)], [1.0], (1.0, 1.0), 1e-7)
-    (5.0, [2.0], [-1.0])
+    (5.0, [2.0], [1.0])
     """
     lines, (value, tp, fp, fn, tn) = straight_line(formula)
     head = (
         "def of(labels, weights, factors, eps):",
-        "    loss, alarms, more, (scale, steepness) = 0.0, [], [], factors",
+        "    loss, alarms, hits, (scale, steepness) = 0.0, [], [], factors",
         "    for (tp, predicted, support, total), weight in zip(labels, weights, strict=True):",
     )
     cells = (
@@ -248,12 +248,11 @@ def over_labels(formula: Callable[[Any], Any]) -> Callable[..., tuple[float, lis
     tail = (
         f"loss += weight * ({value})",
         "weight *= steepness",
-        f"alarm = weight * (({fp}) - ({tn}))",
-        "alarms.append(alarm)",
-        f"more.append(weight * (({tp}) - ({fn})) - alarm)",
+        f"alarms.append(weight * (({fp}) - ({tn})))",
+        f"hits.append(weight * (({tp}) - ({fn})))",
     )
     body = [f"        {line}" for line in (*cells, *lines, *tail)]
-    return _compiled(_branching("\n".join([*head, *body, "    return loss, alarms, more"])), power=_power)
+    return _compiled(_branching("\n".join([*head, *body, "    return loss, alarms, hits"])), power=_power)
 
 
 def _branching(source: str) -> str:

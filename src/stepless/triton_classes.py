@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from stepless.kernels import Objective
 from stepless.steps import Identity, Linear, RaisedCosine, Sigmoid, Step
 from stepless.tracing import straight_line
-from stepless.triton_decisions import CELLS_FROM_SUMS, compiled, reciprocal
+from stepless.triton_decisions import compiled, reciprocal
 from stepless.triton_launch import Launch
 
 #: The widest row that a program keeps to itself.
@@ -64,7 +64,8 @@ def _decide_classes(p, tau, STEP: tl.constexpr, a, b):
         under = p < low[:, None]
         inside = p <= high[:, None]
         slope = tl.where(under, below[:, None], tl.where(inside, within[:, None], above[:, None]))
-        h = slope * p + tl.where(under, 0.0, tl.where(inside, (a - within * low)[:, None], (1 - above)[:, None]))
+        upper = tl.where(inside, within[:, None] * p + (a - within * low)[:, None], 1 - above[:, None] * (1 - p))
+        h = tl.where(under, below[:, None] * p, upper)
     else:  # raised cosine: a = δ
         u = tl.minimum(tl.maximum((p - tau[:, None]) / a + 1, 0.0), 2.0)
         h = 0.5 * (u - tl.sin(3.141592653589793 * u) / 3.141592653589793)
@@ -77,16 +78,16 @@ def _count_classes(
     x, y, shares, notes, rows, ignored, a, b,
     CLASSES: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, BLEND: tl.constexpr,
 ):  # fmt: skip
-    """Each program's share of true positives, supports, predictions and, blended in, cross-entropy; notes on rows."""
+    """Each program's share of true positives, supports, false alarms and, blended in, cross-entropy; notes on rows."""
     column = tl.arange(0, WIDE)[None, :]
     real = column < CLASSES
     stride = tl.full((), CLASSES, tl.int64)
     slots = shares + tl.program_id(0) * (3 * stride + BLEND)
     entropy = tl.zeros((ROWS,), tl.float32)
-    predicted = tl.zeros((ROWS, WIDE), tl.float32)
+    fp = tl.zeros((ROWS, WIDE), tl.float32)
     if ROWS == 1:
-        tl.store(slots + column, predicted, mask=real)
-        tl.store(slots + CLASSES + column, predicted, mask=real)
+        tl.store(slots + column, fp, mask=real)
+        tl.store(slots + CLASSES + column, fp, mask=real)
         tl.debug_barrier()
     else:
         tp = tl.zeros((ROWS, WIDE), tl.float32)
@@ -110,7 +111,7 @@ def _count_classes(
         own = tl.where(known, true, 0)
         one = tl.where(known, 1.0, float("nan"))
         # chosen, not multiplied by 0: a row past the last is NaN here, and an ignored one may be
-        predicted += tl.where(counted[:, None], h * share[:, None], 0.0)
+        fp += tl.where(counted[:, None] & (column != own[:, None]), h * share[:, None], 0.0)
         z = tl.load(x + row * stride + own, mask=there, other=0.0).to(tl.float32)
         if BLEND:
             entropy += tl.where(counted, first - z - tl.log(scale), 0.0)
@@ -135,7 +136,7 @@ def _count_classes(
     if ROWS > 1:
         tl.store(slots, tl.sum(tp, 0), mask=real)
         tl.store(slots + CLASSES, tl.sum(support, 0), mask=real)
-    tl.store(slots + 2 * CLASSES, tl.sum(predicted, 0), mask=real)
+    tl.store(slots + 2 * CLASSES, tl.sum(fp, 0), mask=real)
 
 
 @triton.jit
@@ -197,6 +198,17 @@ def _over_classes(real, x):
     return tl.sum(tl.where(real, x, 0.0), 0)
 
 
+#: From sums to cells; one below the rounding of the sums it is a difference of is empty, as in `stepless.kernels`.
+_CELLS_FROM_SUMS = (
+    "negatives = total - support",
+    "fn, tn = support - tp, negatives - fp",
+    *(
+        f"{cell} = tl.where((-{noise} * 4.8e-07 < {cell}) & ({cell} < {noise} * 4.8e-07), 0.0, {cell})"
+        for cell, noise in (("fn", "support"), ("tn", "negatives"))
+    ),
+)
+
+
 @lru_cache(maxsize=64)
 def _finish_classes_kernel(objective: Objective) -> Any:
     lines, results = straight_line(objective.of, joint=objective.joint)
@@ -221,9 +233,9 @@ def _finish_classes_kernel(objective: Objective) -> Any:
         "zero = tl.zeros((WIDE,), tl.float64)",
         "tp = tl.load(sums + k, mask=real, other=0.0)",
         "support = tl.load(sums + classes + k, mask=real, other=0.0)",
-        "predicted = tl.load(sums + 2 * classes + k, mask=real, other=0.0)",
+        "fp = tl.load(sums + 2 * classes + k, mask=real, other=0.0)",
         "total = tl.sum(support, 0)",
-        *CELLS_FROM_SUMS,
+        *_CELLS_FROM_SUMS,
         *lines,
         *blended,
         f"value = {value}",

@@ -1,6 +1,7 @@
 """Fused twins of the path on CUDA, in Triton: three kernels from scores to gradient, and nothing waits for the host.
 
-1. Count: every program adds up its share of the scores' counts.
+1. Count: every program adds up its share of the four cells, each by itself: of a difference of sums few digits remain
+   where negatives are rare.
 2. Finish: one program a label adds up the shares in float64 and runs the metric's own formula, traced to straight-line
    code (`stepless.tracing`), for the loss and for what a decision of either class is worth.
 3. Pull back: every score's gradient, its decision's derivative times that worth.
@@ -58,9 +59,8 @@ def _decide(x, STEP: tl.constexpr, LOGITS: tl.constexpr, a, b, c, d, e):
         h = reciprocal(1 + tl.exp(-a * (p - b)))
         slope = a * h * (1 - h) * inner
     elif STEP == 2:  # linear: a = low, b = high, c, d, e = slopes below, between, above
-        steep = tl.where(p < a, c, tl.where(p <= b, d, e))
-        h = steep * p + tl.where(p < a, 0.0, tl.where(p <= b, (c - d) * a, 1 - e))
-        slope = steep * inner
+        slope = tl.where(p < a, c, tl.where(p <= b, d, e)) * inner
+        h = tl.where(p < a, c * p, tl.where(p <= b, d * p + (c - d) * a, 1 - e * (1 - p)))  # 1 at p = 1, to the bit
     elif STEP == 3:  # raised cosine: a = δ, b = τ
         u = tl.minimum(tl.maximum((p - b) / a + 1, 0.0), 2.0)
         h = 0.5 * (u - tl.sin(3.141592653589793 * u) / 3.141592653589793)
@@ -78,40 +78,36 @@ def _count(
     STEP: tl.constexpr, LOGITS: tl.constexpr, WEIGHTED: tl.constexpr, FAR: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Shares of tp, predicted, support and, of weights, total: four for each label and program.
+    """Shares of the four cells, for each label and program.
 
     The labels, a power of two of them, alternate in memory: a lane always meets the same one.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     lane = tl.arange(0, BLOCK)
     tp = tl.zeros((BLOCK,), tl.float32)
-    predicted = tl.zeros((BLOCK,), tl.float32)
-    support = tl.zeros((BLOCK,), tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
+    fp = tl.zeros((BLOCK,), tl.float32)
+    fn = tl.zeros((BLOCK,), tl.float32)
+    tn = tl.zeros((BLOCK,), tl.float32)
     begin = program.to(tl.int64) if FAR else program
     for start in range(begin * BLOCK, size, programs * BLOCK):
         i = start + lane
         inside = i < size
         score = tl.load(x + i, mask=inside, other=0.0).to(tl.float32)
         truth = tl.load(y + i, mask=inside, other=0.0).to(tl.float32)
+        share = tl.load(w + i, mask=inside, other=0.0).to(tl.float32) if WEIGHTED else tl.where(inside, 1.0, 0.0)
         h, _ = _decide(score, STEP, LOGITS, a, b, c, d, e)
-        if WEIGHTED:
-            share = tl.load(w + i, mask=inside, other=0.0).to(tl.float32)
-            h = h * share
-            tp += h * truth
-            support += truth * share
-            total += share
-        else:
-            h = tl.where(inside, h, 0.0)
-            tp += h * truth
-            support += truth
-        predicted += h
+        yes = share * truth
+        no = share - yes
+        tp += h * yes
+        fp += h * no
+        fn += (1 - h) * yes
+        tn += (1 - h) * no
     label = tl.arange(0, COLUMNS)
     row = shares + (label * programs + program) * 4
     tl.store(row, tl.sum(tl.reshape(tp, (BLOCK // COLUMNS, COLUMNS)), 0))
-    tl.store(row + 1, tl.sum(tl.reshape(predicted, (BLOCK // COLUMNS, COLUMNS)), 0))
-    tl.store(row + 2, tl.sum(tl.reshape(support, (BLOCK // COLUMNS, COLUMNS)), 0))
-    tl.store(row + 3, tl.sum(tl.reshape(total, (BLOCK // COLUMNS, COLUMNS)), 0))
+    tl.store(row + 1, tl.sum(tl.reshape(fp, (BLOCK // COLUMNS, COLUMNS)), 0))
+    tl.store(row + 2, tl.sum(tl.reshape(fn, (BLOCK // COLUMNS, COLUMNS)), 0))
+    tl.store(row + 3, tl.sum(tl.reshape(tn, (BLOCK // COLUMNS, COLUMNS)), 0))
 
 
 @triton.jit
@@ -123,9 +119,9 @@ def _count_labels(
     program, programs, label = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     lane = tl.arange(0, BLOCK).to(tl.int64)
     tp = tl.zeros((BLOCK,), tl.float32)
-    predicted = tl.zeros((BLOCK,), tl.float32)
-    support = tl.zeros((BLOCK,), tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
+    fp = tl.zeros((BLOCK,), tl.float32)
+    fn = tl.zeros((BLOCK,), tl.float32)
+    tn = tl.zeros((BLOCK,), tl.float32)
     for start in range(program * BLOCK, size, programs * BLOCK):
         i = start + lane
         inside = i < size
@@ -134,16 +130,17 @@ def _count_labels(
         truth = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
         share = tl.load(w + at, mask=inside, other=0.0).to(tl.float32) if WEIGHTED else tl.where(inside, 1.0, 0.0)
         h, _ = _decide(score, STEP, LOGITS, a, b, c, d, e)
-        h = h * share
-        tp += h * truth
-        predicted += h
-        support += truth * share
-        total += share
+        yes = share * truth
+        no = share - yes
+        tp += h * yes
+        fp += h * no
+        fn += (1 - h) * yes
+        tn += (1 - h) * no
     row = shares + (label * programs + program) * 4
     tl.store(row, tl.sum(tp))
-    tl.store(row + 1, tl.sum(predicted))
-    tl.store(row + 2, tl.sum(support))
-    tl.store(row + 3, tl.sum(total))
+    tl.store(row + 1, tl.sum(fp))
+    tl.store(row + 2, tl.sum(fn))
+    tl.store(row + 3, tl.sum(tn))
 
 
 @triton.jit
@@ -167,7 +164,7 @@ def _pull_back(
     hit = tl.load(worths + label * 3 + 1, mask=inside, other=0.0) * up
     alarm = tl.load(worths + label * 3 + 2, mask=inside, other=0.0) * up
     _, slope = _decide(score, STEP, LOGITS, a, b, c, d, e)
-    grad = slope * (alarm + (hit - alarm) * truth)
+    grad = slope * (alarm * (1 - truth) + hit * truth)
     if WEIGHTED:
         grad = grad * tl.load(w + i, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + i, grad.to(out.dtype.element_ty), mask=inside)
@@ -187,16 +184,6 @@ def _power(x, exponent: tl.constexpr):
     return tl.exp(tl.log(x) * exponent)
 
 
-#: From sums to cells; one below the rounding of the sums it is a difference of is empty, as in `stepless.kernels`.
-CELLS_FROM_SUMS = (
-    "fp, fn, tn = predicted - tp, support - tp, total - support - predicted + tp",
-    *(
-        f"{cell} = tl.where((-{noise} * 4.8e-07 < {cell}) & ({cell} < {noise} * 4.8e-07), 0.0, {cell})"
-        for cell, noise in (("fp", "predicted"), ("fn", "support"), ("tn", "total"))
-    ),
-)
-
-
 @lru_cache(maxsize=64)
 def _finish_kernel(objective: Objective) -> Any:
     """The kernel of an objective's formula: shares of sums in; loss, worth of a hit and of a false alarm out."""
@@ -207,17 +194,15 @@ def _finish_kernel(objective: Objective) -> Any:
         "inside = i < programs",
         *(
             f"{name} = tl.sum(tl.load(row + i * 4 + {k}, mask=inside, other=0.0).to(tl.float64))"
-            for k, name in enumerate(("tp", "predicted", "support", "total"))
+            for k, name in enumerate(("tp", "fp", "fn", "tn"))
         ),
-        "total = total if size < 0 else total + size",  # without weights they need not be added up
-        *CELLS_FROM_SUMS,
         *lines,
         "out = worths + tl.program_id(0) * 3",
         f"tl.store(out, ({value}).to(tl.float32))",
         f"tl.store(out + 1, ((({tp}) - ({fn})) * 1.0 + 0.0 * tp).to(tl.float32))",
         f"tl.store(out + 2, ((({fp}) - ({tn})) * 1.0 + 0.0 * tp).to(tl.float32))",
     ]
-    head = "def finish(shares, worths, programs, size, WIDTH: tl.constexpr):"
+    head = "def finish(shares, worths, programs, WIDTH: tl.constexpr):"
     return compiled("\n    ".join([head, *body]) + "\n")
 
 
@@ -282,7 +267,6 @@ class _Plan:
             if columns
             else Launch(_count_labels, (self.programs, labels, 1), {**first, **last})
         )
-        self.known = entries // labels if columns and not weighted else -1
         width = triton.next_power_of_2(self.programs)
         self.finish = Launch(_finish_kernel(objective), (labels, 1, 1), {"WIDTH": width})
         self.pull_back = Launch(_pull_back, (triton.cdiv(entries, _BLOCK), 1, 1), wide)
@@ -305,7 +289,7 @@ class _FusedLoss(torch.autograd.Function):
         shares = torch.empty(plan.labels, plan.programs, 4, device=device)
         worths = torch.empty(plan.labels, 3, device=device)
         plan.count(x, y, x if w is None else w, shares, *plan.sizes, *plan.five)
-        plan.finish(shares, worths, plan.programs, plan.known)
+        plan.finish(shares, worths, plan.programs)
         if objective.labels:
             given = objective.label_weight or (1.0,) * plan.labels
             worths = worths * constant([g / sum(given) for g in given], worths)[:, None]

@@ -14,11 +14,10 @@ from stepless.averaging import Average
 from stepless.constraints import Constraint
 from stepless.counts import Counts
 from stepless.registry import Metric
-from stepless.sweep import Floats, Sweep, best_entry, merit, score_counts, violation
+from stepless.sweep import ROUNDING, Floats, Sweep, best_entry, merit, score_counts, violation
 
 #: How good a rule is: (−violation, merit), the first before the second.
 Key = tuple[float, float]
-_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Job:
         allowed = np.flatnonzero(broken == broken.min())
         best = allowed[np.argmax(merits[allowed])]
         if gaps is not None and np.isfinite(merits[best]):
-            equals = allowed[merits[allowed] >= merits[best] - _ROUNDING * abs(merits[best])]
+            equals = allowed[merits[allowed] >= merits[best] - ROUNDING * abs(merits[best])]
             best = equals[np.argmax(gaps[equals])]
         return int(best), (-float(broken[best]), float(merits[best]))
 
@@ -126,6 +125,8 @@ class Tuning:
         """Thresholds, descending, and the metric at each: of the binary scores, or of one label."""
         if not self.sweeps:
             raise ValueError("multiclass has offsets and no threshold, so there is no curve over it.")
+        if not 0 <= label < len(self.sweeps):
+            raise ValueError(f"label must be one of the {len(self.sweeps)} there are, counted from 0; got {label}.")
         swept = self.sweeps[label]
         return swept.thresholds, score_counts(self.metric, swept.counts)
 
@@ -166,7 +167,7 @@ class Tuning:
 def improves(trial: Key, key: Key) -> bool:
     """Whether a key is better by more than the rounding of sums that were added up in another order."""
     for new, old in zip(trial, key, strict=True):
-        if not math.isclose(new, old, rel_tol=_ROUNDING):
+        if not math.isclose(new, old, rel_tol=ROUNDING):
             return new > old
     return False
 
