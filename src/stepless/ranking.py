@@ -18,7 +18,6 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -44,8 +43,8 @@ _OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "anchor": ("be a share in [0, 1)", lambda v: 0 <= v < 1),
     "max_fpr": ("lie in (0, 1]", lambda v: 0 < v <= 1),
     "precision": ("lie in (0, 1]", lambda v: 0 < v <= 1),
-    "k": ("be an integer of at least 1", lambda v: isinstance(v, Integral) and v >= 1),
-    "power": ("be an integer of at least 1", lambda v: isinstance(v, Integral) and v >= 1),
+    "k": ("be an integer of at least 1", lambda v: isinstance(v, int) and v >= 1),
+    "power": ("be an integer of at least 1", lambda v: isinstance(v, int) and v >= 1),
     "delta": ("lie in [0, 0.5]", lambda v: 0 <= v <= 0.5),
 }
 
@@ -127,7 +126,7 @@ def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
 
 def _check_option(name: str, value: Any) -> None:
     wanted, holds = _OPTIONS[name]
-    if not isinstance(value, Real) or isinstance(value, bool) or not holds(value):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not holds(value):
         raise ValueError(f"{name} must {wanted}; got {value!r}.")
 
 
