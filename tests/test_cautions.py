@@ -9,11 +9,11 @@ from stepless.frames import read_table
 from stepless.splits import split_rows
 
 
-def cautions(frame, target, task="binary", names=("no", "yes"), folds=5, grouped=False):
+def cautions(frame, target, task="binary", names=("no", "yes"), folds=5, grouped=False, asked=None):
     table = read_table(frame)
     target = np.asarray(target).astype(int)
     parts = split_rows(target, task, folds, 1, 0)
-    return find_cautions(table, describe_columns(table), target, task, names, parts, grouped=grouped)
+    return find_cautions(table, describe_columns(table), target, task, names, parts, asked=asked, grouped=grouped)
 
 
 @pytest.fixture
@@ -44,7 +44,16 @@ def test_few_rows_of_a_class(clean):
 def test_a_fold_without_a_class(clean):
     frame, _ = clean
     said = cautions(frame, np.arange(400) < 3)
-    assert any(text.startswith("class 'yes' is missing from 2 of 5 test folds") for text in said)
+    (said,) = [text for text in said if text.startswith("class 'yes' is missing from 2 of 5 test folds")]
+    assert "a metric that is 0/0 there counts as 0, and lowers the mean" in said
+
+
+def test_fewer_folds_than_were_asked_for(clean):
+    frame, _ = clean
+    said = cautions(frame, np.arange(400) < 3, folds=3, asked=5)
+    assert said[0].startswith("class 'yes' has 3 rows, so there are 3 folds and not 5: in a fold without it, a metric")
+    assert said[1].startswith("the answer rests on 3 folds, which differ by chance: repeat them before you rely on it")
+    assert cautions(frame, np.arange(400) < 3, folds=3, asked=5, grouped=True)[0].startswith("the rarest class is in 3")
 
 
 def test_labels_are_named(clean):
@@ -77,6 +86,26 @@ def test_a_column_that_equals_the_target(clean, kind):
     assert said.startswith("column 'leak' nearly equals the target: by itself it tells the classes apart.")
 
 
+@pytest.mark.parametrize(("rows", "positives"), [(300, 56), (100, 20), (1000, 400), (3000, 1000)])
+def test_a_leak_is_seen_in_a_file_that_is_sorted_by_the_target(rows, positives):
+    y = np.arange(rows) >= rows - positives
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"time": np.cumsum(rng.random(rows)), "age": rng.normal(size=rows)})
+    said = cautions(frame, y)
+    assert any(text.startswith("column 'time' nearly equals the target") for text in said)
+    # one row out of place is one error
+    frame.loc[rows - 1, "time"] = -1.0
+    assert any("'time' nearly equals" in text for text in cautions(frame, y)) == (positives > 20)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_good_column_is_no_leak(seed):
+    rng = np.random.default_rng(seed)
+    y = np.arange(300) < 60
+    frame = pd.DataFrame({"good": 4.0 * y + rng.normal(size=300), "other": rng.normal(size=300)})
+    assert not any("nearly equals" in text for text in cautions(frame, y))
+
+
 def test_a_column_that_equals_one_of_three_classes_is_no_target():
     rng = np.random.default_rng(0)
     y = np.arange(300) % 3
@@ -106,6 +135,60 @@ def test_a_column_of_names_for_rows(clean):
     assert said == "column 'code' has a different value in every row, and can only be learned by heart; drop it."
     (said,) = cautions(frame.assign(code=[f"c{i}" for i in range(400)], name=[f"n{i}" for i in range(400)]), y)
     assert said.endswith("a different value in every row, and can only be learned by heart; drop them.")
+
+
+@pytest.mark.parametrize("name", ["column 1", "age"])
+def test_a_column_that_counts_the_rows_is_seen_whatever_its_name(clean, name):
+    frame, y = clean
+    counted = frame.drop(columns="age").assign(**{name: np.arange(400) + 17})
+    assert cautions(counted, y) == [
+        f"column {name!r} has a different value in every row, and can only be learned by heart; drop it."
+    ]
+    counted[name] = np.random.default_rng(0).permutation(400)
+    assert cautions(counted, y) == []
+    assert cautions(counted.assign(**{name: np.arange(400) + 0.5}), y) == []
+
+
+@pytest.mark.parametrize("repeats", [1, 4])  # a different value in every row, and a few rows each
+@pytest.mark.parametrize(
+    "write",
+    [
+        "{:,.0f}",
+        "{:.1f}%",
+        "${:.2f}",
+        "$-{:.2f}",
+        "€ {:,.2f}",
+        "{:.0f} %",
+        "-{:,.1f}",
+        "{:.1f}€",
+        "1,{:05.0f}",
+        ",{:.0f}",
+    ],
+)
+def test_formatted_numbers_are_neither_names_nor_groups(clean, write, repeats):
+    frame, y = clean
+    texts = [write.format(61_234 + 11 * (i // repeats)) for i in range(400)]
+    texts[7] = "unknown"
+    (said,) = cautions(frame.assign(price=texts), y)
+    assert said.startswith(f"column 'price' holds formatted numbers, such as {texts[0]!r}, which make it one of categ")
+    assert "write plain numbers, as in 1234.5" in said
+    (again,) = cautions(frame.assign(price=texts), y, grouped=True)
+    assert again == said
+
+
+def test_numbers_with_a_stray_text_are_no_names(clean):
+    frame, y = clean
+    texts = [f"{i / 8}" for i in range(400)]
+    texts[7] = "oops"
+    (said,) = cautions(frame.assign(price=texts), y)
+    assert said.startswith("column 'price' holds numbers and the text 'oops', which makes it one of categories")
+
+
+@pytest.mark.parametrize("write", ["{:05d}", "10.0.{:d}.7", "{:02d}.05.2020", "A-{:d}", "{0:d}, {0:d}", "1-{:03d}"])
+def test_names_that_have_digits_are_no_formatted_numbers(clean, write):
+    frame, y = clean
+    (said,) = cautions(frame.assign(code=[write.format(i) for i in range(400)]), y)
+    assert said == "column 'code' has a different value in every row, and can only be learned by heart; drop it."
 
 
 def test_equal_rows_in_different_folds(clean):

@@ -13,7 +13,10 @@ import time
 from importlib.metadata import version
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import csv as arrow_csv
+from pyarrow import parquet as pq
 from typer.main import get_command
 
 import stepless as sl
@@ -95,6 +98,16 @@ def test_compare_writes_a_folder_and_says_the_verdict():
     assert "city    category" in shown.stderr
 
 
+def test_compare_says_which_class_and_which_options_the_score_is_of():
+    options = "--metric f_beta --option beta=2"
+    answer = json.loads(good(f"compare data.csv --target y --drop id {QUICK} {options} --out f2 --json").stdout)
+    assert answer["metric_options"] == {"beta": 2}
+    assert answer["average"] is None
+    assert f"The positive class is {answer['positive']!r}" in answer["verdict"]
+    shown = good(f"compare data.csv --target y --drop id {QUICK} {options} --out f2").stdout
+    assert "beta=2" in " ".join(shown.split())
+
+
 def test_train_fits_the_winner_or_whom_it_is_told(place):
     good(f"compare data.csv --target y --drop id {QUICK} --out again")
     said = json.loads(good("train --from again --json").stdout)
@@ -108,6 +121,32 @@ def test_train_fits_the_winner_or_whom_it_is_told(place):
     assert "is no folder of `stepless compare`" in bad("train --from nowhere")
     assert "needs a table, or --from" in bad("train")
     assert "needs --target, or --from" in bad("train data.csv")
+
+
+def test_what_is_written_counts_though_it_be_the_usual(tmp_path):
+    good(f"compare data.csv --target y --drop id --metric mcc --seed 5 {QUICK} --out {tmp_path}/mcc")
+    line = f"train --from {tmp_path}/mcc --contestant cross_entropy"
+    assert "metric is 'mcc' there and 'f1' here." in bad(f"{line} --metric f1")
+    assert "target is 'y' there and 'city' here." in bad(f"{line} --target city")
+    seeds = {}
+    for option in ("", "--seed 5", "--seed 0"):
+        good(f"{line} --metric mcc {option} --out {tmp_path}/model")
+        seeds[option] = sl.load(tmp_path / "model").random_state
+    assert seeds == {"": 5, "--seed 5": 5, "--seed 0": 0}
+
+
+def test_a_model_among_other_files_is_refused_before_it_is_fitted(tmp_path, monkeypatch):
+    import stepless.cli_model
+
+    def fail(*_, **__):
+        raise AssertionError("fitted in vain")
+
+    monkeypatch.setattr(stepless.cli_model, "_fitted", fail)
+    (tmp_path / "mine.txt").write_text("precious")
+    said = bad(f"train data.csv --target y --out {tmp_path}")
+    assert "holds other files than a model's. Choose a path that is new, empty, or a saved model." in said
+    assert "is a file. Choose another path." in bad(f"train data.csv --target y --out {tmp_path}/mine.txt")
+    assert os.listdir(tmp_path) == ["mine.txt"]
 
 
 def test_predictions_are_those_of_the_model(place):
@@ -170,6 +209,39 @@ def test_several_classes_and_several_labels(place):
     assert "row 1, column 'kind' holds" in bad("compare many.csv --target kind,q")
 
 
+@pytest.mark.parametrize(
+    ("no", "yes"), [("False", "True"), ("FALSE", "TRUE"), ("0.0", "1.0"), ("-1", "+1"), ("0", "1"), ("a", "b")]
+)
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_labels_are_predicted_as_they_are_written(no, yes, suffix, tmp_path):
+    random = np.random.default_rng(0)
+    x = random.normal(size=60)
+    target = np.where(x + random.normal(size=60) > -0.5, yes, no)  # the more frequent one is the positive one
+    table = pa.table({"id": range(60), "x": x, "y": target})
+    if suffix == "csv":
+        arrow_csv.write_csv(table, tmp_path / "data.csv")
+    else:
+        typed = {"True": pa.bool_(), "1.0": pa.float32(), "1": pa.int8()}.get(yes, pa.string())
+        pq.write_table(table.set_column(2, "y", table["y"].cast(typed)), tmp_path / "data.parquet")
+    line = f"train {tmp_path}/data.{suffix} --target y --drop id --contestant cross_entropy --out {tmp_path}/model"
+    good(f"{line} --positive {yes}")
+    good(f"predict {tmp_path}/model {tmp_path}/data.{suffix} --keep id,y --out {tmp_path}/out.csv")
+    with open(tmp_path / "out.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == [str(i) for i in range(60)]
+    assert [row["y"] for row in rows] == target.tolist()
+    assert {row["label"] for row in rows} == {no, yes}
+    assert all(row["label"] == (yes if row["decision"] == "1" else no) for row in rows)
+    # of 0 and 1, and of false and true, the latter is positive though it is not the rarer one
+    tuned = json.loads(good(f"tune {tmp_path}/data.{suffix} --score x --target y --resamples 0 --json").stdout)
+    assert str(tuned["classes"][0]) == (no if yes == "b" else yes)
+
+
+def test_a_column_is_kept_once(place):
+    good("train data.csv --target y --drop id --contestant cross_entropy --out kept")
+    assert "--keep names the column 'id' twice; name each column once." in bad("predict kept data.csv --keep id,age,id")
+
+
 def test_tune_agrees_with_python():
     said = json.loads(good("tune scores.csv --target y --metric f_beta --option beta=2 --json").stdout)
     with open("scores.csv") as file:
@@ -182,6 +254,39 @@ def test_tune_agrees_with_python():
     assert "no threshold meets precision >= 0.99 and recall >= 0.99" in bad(f"tune scores.csv --target y {wish}")
     cost = json.loads(good('tune scores.csv --target y --metric "(5*fn + fp)/n" --minimize --json').stdout)
     assert cost["threshold"] < tuned.threshold + 1
+
+
+@pytest.mark.parametrize("called", ["{}", "prob_{}", "{} score", "model(a).{}.p", "p_{}"])
+def test_scores_belong_to_the_classes_they_are_called_after(called, tmp_path):
+    random = np.random.default_rng(0)
+    kinds = ["cat", "dog", "bobcat"]
+    truth = random.choice(3, 90)
+    scores = random.dirichlet([1, 1, 1], 90) / 2 + np.eye(3)[truth] / 2
+    header = ",".join(called.format(kind) for kind in kinds)
+    lines = [f"{a},{b},{c},{kinds[t]}" for (a, b, c), t in zip(scores, truth, strict=True)]
+    (tmp_path / "s.csv").write_text("\n".join([f"{header},target", *lines]))
+    answers = []
+    for order in ("cat dog bobcat", "bobcat dog cat", "dog bobcat cat"):
+        names = ",".join(called.format(kind) for kind in order.split())
+        said = good(["tune", str(tmp_path / "s.csv"), "--score", names, "--resamples", "0", "--json"])
+        assert "sorted order" not in said.stderr
+        found = json.loads(said.stdout)
+        assert found["classes"] == order.split()
+        answers.append(found["score"])
+    assert min(answers) > 0.9
+    assert max(answers) - min(answers) < 1e-12
+
+
+def test_scores_whose_names_say_nothing_are_taken_in_order_and_that_is_said(tmp_path):
+    rows = "".join(f"{i % 3 == 0:d},{i % 3 == 1:d},{i % 3 == 2:d},{(2, 10, 11)[i % 3]}.0\n" for i in range(30))
+    (tmp_path / "s.csv").write_text(f"A,B,C,target\n{rows}")
+    said = good(f"tune {tmp_path}/s.csv --score A,B,C --resamples 0 --json")
+    assert "which are taken in sorted order: 'A' for '2.0', 'B' for '10.0', 'C' for '11.0'." in " ".join(
+        said.stderr.split()
+    )
+    assert json.loads(said.stdout)["score"] == 1
+    said = bad(f"tune {tmp_path}/s.csv --score A,B")
+    assert "the target has 3 classes, and --score names 2 columns" in said
 
 
 def test_metrics_lists_the_registries():
@@ -202,6 +307,9 @@ def test_version_and_the_names_of_contestants():
     [
         ("compare data.csv --target z", "data.csv has no column 'z' for the target. The columns are 'id', 'age',"),
         ("compare data.csv --target Y", "Did you mean 'y'?"),
+        ("compare data.csv --target ''", "data.csv has no column '' for the target. The columns are 'id', 'age',"),
+        ("train data.csv --target ,", "data.csv has no column ',' for the target. The columns are 'id', 'age',"),
+        ("tune scores.csv --target ,", "scores.csv has no column ',' for the target."),
         ("compare dta.csv --target y", "dta.csv does not exist. Did you mean 'data.csv'"),
         ("compare data.csv --target y --metric f2", "unknown metric 'f2'; did you mean"),
         ("compare data.csv --target y --metric auroc", "auroc scores how rows are ranked"),
@@ -234,6 +342,24 @@ def test_version_and_the_names_of_contestants():
 )
 def test_sentences_for_what_is_wrong(line, sentence):
     assert sentence in bad(line)
+
+
+def test_errors_name_options_and_no_arguments_of_python(tmp_path):
+    few = "".join(f"{i},{i % 2}\n" for i in range(4))
+    (tmp_path / "few.csv").write_text(f"x,y\n{few}")
+    said = bad(f"train {tmp_path}/few.csv --target y --contestant cross_entropy --out {tmp_path}/model")
+    assert said.endswith("Error: 4 rows cannot be held out in 5 folds; give more rows.")
+    line = "--only cross_entropy,boosting_tuned --folds 2 --repeats 1 --jobs 1"
+    said = good(f"compare {tmp_path}/few.csv --target y {line} --out {tmp_path}/few")
+    assert "rows cannot be held out in 5 folds; give more rows" in said.stdout
+    assert "n_members" not in said.stdout
+    good(f"compare data.csv --target y --drop id {QUICK} --out {tmp_path}/found")
+    line = QUICK.replace("--folds 2", "--folds 3")
+    said = bad(f"compare data.csv --target y --drop id {line} --out {tmp_path}/found --resume")
+    assert "Resume with what it was begun with, or start anew without --resume." in said
+    (tmp_path / "s.csv").write_text("a,b,c,target\n" + "1,0,0,a\n0,1,0,b\n0,0,1,c\n" * 3)
+    said = bad(f"tune {tmp_path}/s.csv --score a,b,c --inputs scores")
+    assert "works on probabilities: say --inputs probabilities or --inputs logits." in said
 
 
 def test_what_was_found_stays_until_there_is_more(tmp_path):
@@ -279,6 +405,41 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path):
     said = bad(f"compare data.csv --target y {QUICK} --out {tmp_path}")
     assert "holds other files than a comparison's" in said
     assert os.listdir(tmp_path) == ["mine.txt"]
+
+
+@pytest.mark.parametrize("line", ["demo", f"compare data.csv --target y {QUICK}"])
+def test_a_file_called_as_one_of_ours_makes_no_folder_ours(line, tmp_path):
+    for name in ("breast-cancer.csv", "settings.json"):
+        (tmp_path / name).write_text('{"theme": "dark"}')
+        assert "holds other files than a comparison's" in bad(f"{line} --out {tmp_path}")
+        assert os.listdir(tmp_path) == [name]
+        assert (tmp_path / name).read_text() == '{"theme": "dark"}'
+        said = bad(f"{line} --resume --out {tmp_path}")
+        assert ("there is nothing to resume in" if name != "settings.json" else "settings.json is damaged") in said
+        assert os.listdir(tmp_path) == [name]
+        (tmp_path / name).unlink()
+    assert "there is nothing to resume in" in bad(f"{line} --resume --out {tmp_path}")
+
+
+def test_the_demo_writes_over_its_own_table_alone(tmp_path, monkeypatch):
+    import stepless.cli_compare
+
+    good(f"compare data.csv --target y --drop id {QUICK} --out {tmp_path}/other")
+    (tmp_path / "other" / "breast-cancer.csv").write_text("precious")
+    assert "breast-cancer.csv is not the demo's, which would write over it." in bad(f"demo --out {tmp_path}/other")
+    assert (tmp_path / "other" / "breast-cancer.csv").read_text() == "precious"
+    asked = []
+    monkeypatch.setattr(stepless.cli_compare, "_run", lambda *given: asked.append(given))
+    own = tmp_path / "own"
+    good(f"demo --out {own}")
+    assert sorted(os.listdir(own)) == ["breast-cancer.csv", "settings.json"]
+    table = (own / "breast-cancer.csv").read_text()
+    own.rename(tmp_path / "moved")
+    for line in (f"demo --resume --out {tmp_path}/moved", f"demo --seed 1 --out {tmp_path}/moved"):
+        good(line)
+        assert (tmp_path / "moved" / "breast-cancer.csv").read_text() == table
+    assert "holds a comparison with seed 0" in bad(f"demo --resume --seed 1 --out {tmp_path}/moved")
+    assert [(given.seed, plan.repeats) for given, plan, _ in asked] == [(0, 1), (0, 1), (1, 1)]
 
 
 def test_what_nobody_foresaw_is_a_sentence_too(monkeypatch):

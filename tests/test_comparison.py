@@ -135,6 +135,17 @@ def test_formulas_options_and_costs():
     assert written.metric == "2*tp/(2*tp+fp+fn)"
     beta = sl.compare(X, y, "f_beta", beta=2, **ONE)
     assert (beta.metric, beta.metric_options) == ("f_beta", {"beta": 2})
+    assert "f_beta (beta=2) 0." in beta.verdict
+    assert "f_beta (beta=2)" in str(beta).splitlines()[0]
+
+
+def test_the_verdict_says_which_class_is_positive():
+    X, y = data()
+    for labels, said in ((y, "1, "), (np.array(["yes", "no"])[y], "'no', ")):
+        verdict = sl.compare(X, labels, **ONE).verdict
+        assert verdict.endswith(f" The positive class is {said}{100 * y.mean():.3g} % of the rows.")
+    X, y = data("multiclass")
+    assert "positive" not in sl.compare(X, y, **ONE).verdict
 
 
 @pytest.mark.parametrize(("metric", "arguments"), [("5*fn + fp", {"maximize": False}), ("error_rate", {})])
@@ -205,6 +216,48 @@ def test_a_class_that_training_rows_lack():
     assert all(e.failed is None for e in outcome.entries)
     assert outcome.entries[0].probabilities.shape == (90, 4)
     assert any("class 'single' is missing from 2 of 3 test folds" in text for text in outcome.warnings)
+
+
+def test_no_fold_is_without_a_class_that_has_fewer_rows_than_there_are_folds(tmp_path):
+    # in two of five folds even a perfect model would count as 0, and come to 0.6 at best
+    X, y = np.r_[np.full(37, -4.0), np.full(3, 4.0)].reshape(-1, 1), np.r_[np.zeros(37, int), np.ones(3, int)]
+    arguments = {"contestants": ["cross_entropy"], "folds": 5, "repeats": 2, "folder": tmp_path}
+    seen = []
+    outcome = sl.compare(X, y, "recall", progress=seen.append, **arguments)
+    assert outcome.folds == 3
+    assert {step.total for step in seen} == {2 * 2 * 3}
+    assert all(len(e.scores) == 6 for e in outcome.entries)
+    assert outcome.entry(outcome.baseline).mean > 0.6
+    assert any("class 1 has 3 rows, so there are 3 folds and not 5" in text for text in outcome.warnings)
+    assert not any("missing from" in text for text in outcome.warnings)
+    again = sl.compare(X, y, "recall", progress=seen.append, resume=True, **arguments)
+    assert same_tables(outcome, again)
+    assert all(step.seconds == 0 for step in seen[12:])
+
+
+@pytest.mark.parametrize("metric", ["f1", "2*tp/(2*tp+fp+fn)"])
+def test_equal_scores_of_few_rows_are_no_evidence(metric):
+    X = np.random.default_rng(0).normal(size=(300, 3))
+    outcome = sl.compare(X, [0] * 298 + [1, 1], metric, contestants=["cross_entropy"], folds=5, repeats=1)
+    assert outcome.folds == 2
+    assert outcome.verdict.startswith("cannot tell:")
+
+
+def test_equal_scores_of_many_rows_are_evidence_where_something_was_decided():
+    rng = np.random.default_rng(0)
+    y = np.arange(400) % 4 == 0
+    X = np.c_[np.where(y, 8.0, -8.0) + rng.normal(size=400), rng.normal(size=400)]
+    clear = sl.compare(X, y, "accuracy", **ONE)
+    assert {e.mean for e in clear.entries} == {1.0}
+    assert clear.verdict.startswith("no:")
+    # with nothing to go by, all are called negative by both
+    blank = sl.compare(np.ones((400, 1)), y, "accuracy", **ONE)
+    assert all(e.mean == pytest.approx(0.75, abs=0.01) for e in blank.entries)
+    assert "decides all rows of a fold alike" in blank.verdict
+    assert blank.verdict.startswith("cannot tell:")
+    gap = blank.entry("cross_entropy").difference
+    assert gap.interval[0] < 0 < gap.interval[1]
+    assert gap.better > 0.05
 
 
 def test_a_bar_can_be_shown(capsys):

@@ -46,6 +46,14 @@ def test_equal_differences_leave_no_doubt(mean, expected):
     assert found.interval() == (mean, mean)
 
 
+def test_equal_differences_spread_as_if_a_row_had_gone_the_other_way():
+    found = posterior([0.0] * 10, 5, step=0.5)
+    other = posterior([0.0] * 9 + [0.5], 5)
+    assert (found.mean, found.scale) == (0.0, pytest.approx(other.scale))
+    assert found.split(0.01)[0] > 0.05
+    assert posterior([0.1, 0.2, 0.3], 3, step=0.5) == posterior([0.1, 0.2, 0.3], 3)
+
+
 def test_scores_that_are_undefined_are_left_out():
     assert posterior([0.5, math.nan, 0.7, 0.6], 4) == posterior([0.5, 0.7, 0.6], 4)
     assert math.isnan(posterior([math.nan, math.nan], 2).mean)

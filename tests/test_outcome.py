@@ -91,6 +91,7 @@ def test_the_table_and_the_text_say_the_same():
     assert [row["constraints"] for row in rows] == [{"precision >= 0.9": 0.875}, {"precision >= 0.9": 0.9}, {}]
     text = str(outcome).splitlines()
     assert text[1].split()[:5] == ["trained", "on", "the", "metric", "0.6000"]
+    assert "f_beta (beta=2)" in text[0]
     assert "precision >= 0.9" in text[0]
     assert "0.8750" in text[1]
     assert "baseline" in text[2]
@@ -104,6 +105,12 @@ def test_entries_are_found_by_their_keys():
     assert make().entry("smote").failed == "no rows."
     with pytest.raises(KeyError, match="no contestant 'x'; there are metric, cross_entropy_tuned, smote"):
         make().entry("x")
+
+
+def test_infinite_thresholds_are_told_in_words():
+    assert format_threshold(-math.inf) == "calls every row positive"
+    assert format_threshold(math.inf) == "calls no row positive"
+    assert format_threshold((0.1, -math.inf)) == "0.10, −∞"
 
 
 def test_long_thresholds_are_cut_short():

@@ -302,6 +302,14 @@ def test_numbers_that_are_none_show_as_dashes():
     assert held(page)["contestants"][0]["tuned"] == [1.0]
 
 
+def test_a_threshold_that_calls_every_row_positive_is_told_in_words():
+    outcome = make()
+    entries = tuple(replace(e, threshold=-math.inf) for e in outcome.entries)
+    page = render_report(replace(outcome, entries=entries))
+    assert "<dt>threshold to ship</dt><dd>calls every row positive<small>" in page
+    assert "∞" not in " ".join(Parsed(page).text)
+
+
 def test_contestants_that_failed_have_a_row_and_no_curve():
     entries = list(make().entries)
     empty = np.array([])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepless.splits import split_rows
+from stepless.splits import count_folds, fewest_rows, split_rows
 
 
 @settings(max_examples=40, deadline=None)
@@ -54,3 +54,25 @@ def test_too_few_groups_are_a_sentence():
         ValueError, match=r"2 groups cannot be held out in 3 folds: a group stays together\. Lower folds"
     ):
         split_rows(np.arange(30) % 2, "binary", 3, 1, 0, np.arange(30) % 2)
+
+
+@pytest.mark.parametrize(
+    ("rare", "folds", "expected"), [(3, 5, 3), (2, 5, 2), (5, 5, 5), (50, 5, 5), (1, 5, 5), (3, 2, 2)]
+)
+def test_there_are_no_more_folds_than_the_rarest_class_has_rows(rare, folds, expected):
+    target = np.r_[np.zeros(100, int), np.ones(rare, int)]
+    found = count_folds(target, "binary", folds)
+    assert found == expected
+    fewest = fewest_rows(target, "binary", split_rows(target, "binary", found, 3, 0))
+    assert fewest == (0 if rare == 1 else rare // found)
+
+
+def test_a_rare_label_lowers_nothing_and_of_groups_the_groups_are_counted():
+    target = np.zeros((100, 3), int)
+    target[:50, 0], target[:4, 1] = 1, 1
+    assert count_folds(target, "multilabel", 5) == 5  # one of several labels: a part of the mean
+    target, groups = np.arange(100) < 30, np.arange(100) // 10
+    assert count_folds(target.astype(int), "binary", 5, groups) == 3
+    assert count_folds(target.astype(int), "binary", 5, np.arange(100) // 30) == 5  # four groups: an error says so
+    parts = split_rows(target.astype(int), "binary", 3, 2, 0, groups)
+    assert fewest_rows(target.astype(int), "binary", parts) == 10

@@ -72,6 +72,46 @@ def test_notes_say_what_is_worth_knowing(tmp_path):
     assert notes["one"] == "the same in every row"
 
 
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ['"61,234"', '"1,002,003.50"', '"-4,000"'],
+        ['"61,234"', "999", "12"],
+        ["12.5%", "3 %", "0.1%"],
+        ["$3.10", "$-0.76", "-$5"],
+        ["3.10 €", "€ 5", "(£7)"],
+        ['"1,2882"', '"-0,7645"', '",5"'],
+        ["61 234", "1\u202f000", "2'500"],
+        ["−5", "−7.5", "3"],
+        ["5%", "7%", "unknown"],
+    ],
+)
+def test_numbers_in_the_dress_of_text_are_pointed_out(tmp_path, cells):
+    table = load(tmp_path, "x,y\n" + "".join(f"{cell},{i}\n" for i, cell in enumerate(cells * 2)))
+    first = cells[0].strip('"')
+    assert table.describe()[0].kind == "category"
+    assert table.describe()[0].note.startswith(f"numbers written as {first!r}, taken as categories; ")
+    (tmp_path / "b").mkdir()
+    pq.write_table(pa.table({"x": [cell.strip('"') for cell in cells]}), tmp_path / "b" / "x.parquet")
+    (column,) = load_table(Source(str(tmp_path / "b" / "x.parquet"))).describe()
+    assert column.note.startswith(f"numbers written as {first!r}, ")
+
+
+@pytest.mark.parametrize(
+    "cells", [["007", "012", "100"], ["5%", "low", "high"], ["1-2", "3-4", "5+"], ["1.2.3", "1.2.4"]]
+)
+def test_what_is_no_number_in_any_dress_is_not(tmp_path, cells):
+    table = load(tmp_path, "x,y\n" + "".join(f"{cell},{i}\n" for i, cell in enumerate(cells * 2)))
+    assert table.describe()[0].note == ""
+
+
+def test_a_decimal_comma_that_is_read_is_no_dress(tmp_path):
+    table = load(tmp_path, "x;y\n1,5;1\n2,5;2\nold;3\n")
+    assert table.describe()[0].note == "holds numbers, and 'old' in row 3; so it is taken as categories"
+    table = load(tmp_path, "x;y\n1.234,5;1\n2.000,5;2\n")
+    assert table.describe()[0].note.startswith("numbers written as '1.234,5', ")
+
+
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, lambda data: data])
 def test_compression_is_told_by_the_bytes(tmp_path, pack):
     assert load(tmp_path, pack(TEXT.encode())).rows == 3
@@ -217,6 +257,43 @@ def test_chunks_of_parquet_are_what_the_model_takes(tmp_path):
     (chunk,) = read_chunks(Source(str(tmp_path / "x.parquet")), {"n": "number", "c": "category"}, ["c"])
     np.testing.assert_array_equal(chunk.table.column(0), [1.5, np.nan])
     assert chunk.table.column(1).tolist() == ["2", "3"]
+
+
+def test_parquet_as_text_has_the_digits_of_the_file(tmp_path):
+    from decimal import Decimal
+
+    table = pa.table(
+        {
+            "id": [0, 9007199254740995, None],
+            "small": pa.array([2**64 - 1, 1, 2], pa.uint64()),
+            "flag": [True, False, None],
+            "narrow": pa.array([0.1, float("nan"), 3.0], pa.float32()),
+            "wide": [0.1, None, 1e300],
+            "price": [Decimal("1.50"), None, Decimal("0.10")],
+            "word": pa.array(["x", None, "z"]).dictionary_encode(),
+            "nothing": pa.nulls(3),
+        }
+    )
+    pq.write_table(table, tmp_path / "x.parquet")
+    source = Source(str(tmp_path / "x.parquet"))
+    # a column may be kept, and be one of the model's as well
+    (chunk,) = read_chunks(source, {"wide": "number", "flag": "number"}, table.column_names)
+    assert chunk.kept == {
+        "id": ["0", "9007199254740995", ""],
+        "small": ["18446744073709551615", "1", "2"],
+        "flag": ["True", "False", ""],
+        "narrow": ["0.1", "", "3.0"],
+        "wide": ["0.1", "", "1e+300"],
+        "price": ["1.50", "", "0.10"],
+        "word": ["x", "", "z"],
+        "nothing": ["", "", ""],
+    }
+    np.testing.assert_array_equal(chunk.table.column(1), [1, 0, np.nan])
+    loaded = load_table(source, as_text=["flag", "absent"])
+    assert loaded.names == table.column_names
+    assert loaded.columns["flag"].tolist() == ["True", "False", None]
+    with pytest.raises(TableError, match=r"has no column 'ident'"):
+        list(read_chunks(source, {"wide": "number"}, ["ident"]))
 
 
 def test_standard_input_is_read_twice(tmp_path):

@@ -5,9 +5,12 @@ import math
 import numpy as np
 import pytest
 
+import stepless as sl
+from stepless.cells import Cell
 from stepless.contestants import BASELINE, CONTESTANTS
 from stepless.correlated import posterior
 from stepless.outcome import Difference, Entry
+from stepless.results import Results
 from stepless.verdicts import reach_verdict
 
 NONE = np.empty(0)
@@ -25,8 +28,8 @@ def entry(key, mean, gap=None, spread=0.001, failed=None, threshold=0.23):
 BASE = entry(BASELINE, 0.612)
 
 
-def verdict(*entries, task="binary", broken=()):
-    return reach_verdict(entries, BASELINE, 0.01, "f1", task, broken)
+def verdict(*entries, task="binary", broken=(), doubts=None):
+    return reach_verdict(entries, BASELINE, 0.01, "f1", task, broken, doubts or {})
 
 
 def test_no_keeps_cross_entropy_and_its_threshold():
@@ -64,6 +67,60 @@ def test_cannot_tell_keeps_the_simpler_way():
     assert winner == BASELINE
     assert said.startswith("cannot tell: trained on the metric differs by +0.030 (−")
     assert said.endswith("keep cross-entropy and a threshold of 0.23 (f1 0.612, 0.592 to 0.632).")
+
+
+def test_cannot_tell_says_why_equal_folds_are_no_evidence():
+    alike = entry("metric", 0.612, 1e-9, spread=0.1)
+    said = verdict(alike, BASE, doubts={"metric": "a fold has as few as 1 row of the rarest class"})[1]
+    assert said.startswith(
+        "cannot tell: trained on the metric differs by +0.000 in every fold, which is no evidence, as a fold has as few"
+        " as 1 row of the rarest class; until the data can tell, keep cross-entropy and a threshold of 0.23 ("
+    )
+    assert verdict(entry("metric", 0.612, 0.0, spread=0.0), BASE)[1].startswith("no: keep")
+
+
+@pytest.mark.parametrize(
+    ("scores", "fewest", "probabilities", "said"),
+    [
+        ((0.5, 0.7), 9, [0.1, 0.9], "a fold has as few as 9 rows of the rarest class"),
+        ((0.5, 0.7), 10, [0.1, 0.9], None),
+        ((0.0, 0.0), 10, [0.1, 0.9], "both score 0 in all of them"),
+        ((0.5, 0.7), 10, [0.6, 0.9], "trained on the metric decides all rows of a fold alike"),
+        ((0.5, math.nan), 1, [0.1, 0.9], "a fold has as few as 1 row of the rarest class"),
+    ],
+)
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+def test_when_equal_folds_are_no_evidence(task, scores, fewest, probabilities, said):
+    cut = {"binary": 0.5, "multiclass": (0.0, 0.0), "multilabel": (0.5,)}[task]
+    p = np.array(probabilities)
+    p = {"binary": p, "multiclass": np.stack([1 - p, p], 1), "multilabel": p[:, None]}[task]
+    grid = {
+        (key, 0, k): Cell(key, 0, k, score=score, threshold=cut, probabilities=p)
+        for key in ("metric", BASELINE)
+        for k, score in enumerate(scores)
+    }
+    folds = np.array([[0, 0, 1, 1]], np.int16)
+    ours, base = (Results(CONTESTANTS[key], grid, folds, task) for key in ("metric", BASELINE))
+    assert ours.doubt(base, sl.METRICS["f1"], fewest) == said
+    assert base.doubt(base, sl.METRICS["f1"], fewest) is None
+    if math.isfinite(sum(scores)):
+        assert (ours.entry(base, 2, sl.METRICS["f1"], 0.01, fewest).difference.same == 1) == (said is None)
+    grid["metric", 0, 0] = Cell("metric", 0, 0, score=0.1, threshold=cut, probabilities=p)
+    if math.isfinite(sum(scores)):
+        assert Results(CONTESTANTS["metric"], grid, folds, task).doubt(base, sl.METRICS["f1"], fewest) is None
+
+
+@pytest.mark.parametrize(
+    ("threshold", "said"),
+    [
+        (-math.inf, "a threshold that calls every row positive"),
+        (math.inf, "a threshold that calls no row positive"),
+        (math.nan, "a threshold on which the folds do not agree"),
+    ],
+)
+def test_a_threshold_that_is_no_number_is_told_in_words(threshold, said):
+    base = entry(BASELINE, 0.612, threshold=threshold)
+    assert f"keep cross-entropy and {said} (f1 0.612" in verdict(base, entry("metric", 0.5, -0.1))[1]
 
 
 def test_a_contestant_that_breaks_the_constraints_does_not_win():

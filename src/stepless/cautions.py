@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from stepless.frames import Table
 from stepless.outcome import Column
+from stepless.table_cells import formatted, is_number
 from stepless.tasks import Task
 
 try:
     from sklearn.metrics import balanced_accuracy_score
-    from sklearn.model_selection import cross_val_predict
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
     from sklearn.tree import DecisionTreeClassifier
 except ModuleNotFoundError as error:
     if error.name != "sklearn":
@@ -28,6 +29,10 @@ _FEW = 50
 _EQUAL_SHARE = 0.01
 #: A single column that tells the classes apart this well is the target under another name, or comes after it.
 _TELLS = 0.995
+#: Of few rows one held-out error is forgiven: beside a cut, a row held out may fall on the wrong side. Not below this.
+_NEARLY = 0.98
+#: A cut that makes no mistake among so many rows of each class is no luck.
+_PERFECT = 20
 #: So many rows are looked at, and so many of each class are needed, to say so.
 _LOOK, _FEWEST = 5000, 5
 #: A category with more values than this is a name rather than a kind.
@@ -67,6 +72,7 @@ def find_cautions(
     names: Sequence[Any],
     folds: NDArray[np.integer[Any]],
     *,
+    asked: int | None = None,
     grouped: bool = False,
 ) -> list[str]:
     """A sentence for everything that makes a comparison on these data doubtful.
@@ -78,15 +84,21 @@ def find_cautions(
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
         names: Of the classes, 0 and 1 of a binary task, or of the labels.
         folds: The fold of each row in each repeat, ``(repeats, rows)``.
+        asked: How many folds were asked for; None for as many as there are.
         grouped: Whether rows that belong together are kept together already.
     """
+    parts = int(folds.max()) + 1
+    asked = parts if asked is None else asked
+    written = {i: text for i, c in enumerate(columns) if (text := _formatted(table, i, c)) is not None}
     found = [
-        *_few_folds(folds.shape[0] * (int(folds.max()) + 1)),
-        *_few_rows(target, task, names, int(folds.max()) + 1),
+        *_lowered_folds(target, task, names, parts, asked, grouped=grouped),
+        *_few_folds(folds.shape[0] * parts, lowered=parts < asked),
+        *_few_rows(target, task, names, parts),
         *_absent_classes(target, task, names, folds),
         *_constant_columns(columns, table.rows),
         *_target_columns(table, columns, target, task, names),
-        *([] if grouped else _group_columns(table, columns)),
+        *_formatted_columns(columns, written),
+        *([] if grouped else _group_columns(table, columns, written)),
     ]
     return found + _equal_rows(table, target, folds)
 
@@ -98,13 +110,26 @@ def _presence(target: NDArray[np.int64], task: Task, names: Sequence[Any]) -> li
     return [(f"class {name!r}", target == i) for i, name in enumerate(names)]
 
 
-def _few_folds(folds: int) -> list[str]:
+def _lowered_folds(
+    target: NDArray[np.int64], task: Task, names: Sequence[Any], folds: int, asked: int, *, grouped: bool
+) -> list[str]:
+    if folds == asked:
+        return []
+    has = f"the rarest class is in {folds} groups"
+    if not grouped:
+        rarest = next(name for name, rows in _presence(target, task, names) if rows.sum() == folds)
+        has = f"{rarest} has {folds} rows"
+    return [
+        f"{has}, so there are {folds} folds and not {asked}: in a fold without it, a metric that asks for it would be"
+        " 0/0."
+    ]
+
+
+def _few_folds(folds: int, *, lowered: bool) -> list[str]:
     if folds >= _FOLDS:
         return []
-    return [
-        f"the answer rests on {folds} folds, which differ by chance: take {_FOLDS} or more, or repeat them, before you"
-        " rely on it."
-    ]
+    more = "repeat them" if lowered else f"take {_FOLDS} or more, or repeat them,"
+    return [f"the answer rests on {folds} folds, which differ by chance: {more} before you rely on it."]
 
 
 def _few_rows(target: NDArray[np.int64], task: Task, names: Sequence[Any], folds: int) -> list[str]:
@@ -131,8 +156,8 @@ def _absent_classes(
         if lacking:
             absent[name] = lacking
     return [
-        f"{name} is missing from {n} of {folds.shape[0] * parts} test folds, whose scores say nothing about it; lower"
-        " folds, or give more of its rows."
+        f"{name} is missing from {n} of {folds.shape[0] * parts} test folds, whose scores say nothing about it: a"
+        " metric that is 0/0 there counts as 0, and lowers the mean. Lower folds, or give more of its rows."
         for name, n in list(absent.items())[:_SHOWN]
     ]
 
@@ -160,7 +185,7 @@ def _target_columns(
         telling = [
             column.name
             for i, column in enumerate(columns)
-            if column.distinct > 1 and _tells(table, i, column, rows, goal) >= _TELLS
+            if column.distinct > 1 and _tells(table, i, column, rows, goal)
         ]
         if telling:
             said.append(
@@ -170,51 +195,85 @@ def _target_columns(
     return said[:_SHOWN]
 
 
-def _tells(table: Table, i: int, column: Column, rows: NDArray[Any], goal: NDArray[np.int64]) -> float:
-    """The mean recall of classes that are told by one column alone, on rows held out."""
+def _tells(table: Table, i: int, column: Column, rows: NDArray[Any], goal: NDArray[np.int64]) -> bool:
+    """Whether one column alone tells the classes apart, by the mean recall of classes."""
     classes = int(goal.max()) + 1
     if column.kind == "category":
         codes = _codes(table, i)[rows] + 1
         if column.distinct > _LEVELS:
-            return 0.0
+            return False
         table_of = np.zeros((column.distinct + 1, classes))
         np.add.at(table_of, (codes, goal), 1)
         share = table_of / np.maximum(table_of.sum(0), 1)
-        decided = share.argmax(1)[codes]
-    else:
-        values = table.column(i)[rows].astype(np.float64).reshape(-1, 1)
-        # a feature is told from noise by its own extremes; a tree that has a leaf for each class and one to spare
-        tree = DecisionTreeClassifier(max_leaf_nodes=classes + 1, class_weight="balanced", random_state=0)
-        if not _worth_a_tree(values[:, 0], goal):
-            return 0.0
-        decided = cross_val_predict(tree, values, goal, cv=3)
-    return float(balanced_accuracy_score(goal, decided))
+        return bool(balanced_accuracy_score(goal, share.argmax(1)[codes]) >= _TELLS)
+    values = table.column(i)[rows].astype(np.float64)
+    counts = np.unique(goal, return_counts=True)[1]
+    cut = _best_cut(values, goal)
+    if cut == 1 and len(counts) == 2 and counts.min() >= _PERFECT:
+        return True
+    # classes in the middle of the others need two cuts, so half of what one cut could show is worth a tree
+    if cut < 0.5 * _TELLS:
+        return False
+    # a feature is told from noise by its own extremes; a tree that has a leaf for each class and one to spare
+    tree = DecisionTreeClassifier(max_leaf_nodes=classes + 1, class_weight="balanced", random_state=0)
+    # shuffled: where the file is sorted, a fold of neighbours would be asked about values that no other fold has
+    folds = StratifiedKFold(3, shuffle=True, random_state=0)
+    decided = cross_val_predict(tree, values.reshape(-1, 1), goal, cv=folds)
+    one_error = 1 - 1 / (len(counts) * counts.min())
+    return bool(balanced_accuracy_score(goal, decided) >= max(_NEARLY, min(_TELLS, one_error - 1e-9)))
 
 
-def _worth_a_tree(values: NDArray[np.float64], goal: NDArray[np.int64]) -> bool:
-    """Whether one cut of the values could tell any class from the rest nearly always; it is quicker to see."""
+def _best_cut(values: NDArray[np.float64], goal: NDArray[np.int64]) -> float:
+    """How well one cut of the values tells any class from the rest: 1 without a mistake, 0 not at all."""
     order = np.argsort(values, kind="stable")
     ends = np.flatnonzero(np.diff(values[order], append=np.inf) != 0)
+    best = 0.0
     for k in np.unique(goal):
         here = goal[order] == k
         inside = np.cumsum(here)[ends] / here.sum()
         outside = np.cumsum(~here)[ends] / (~here).sum()
-        # classes in the middle of the others need two cuts, so half of what one cut could show is enough
-        if np.abs(inside - outside).max() >= 0.5 * _TELLS:
-            return True
-    return False
+        best = max(best, float(np.abs(inside - outside).max()))
+    return best
 
 
-def _group_columns(table: Table, columns: Sequence[Column]) -> list[str]:
+def _formatted(table: Table, i: int, column: Column) -> str | None:
+    """A text that keeps a column of numbers from being read as one: a number written otherwise, or no number at all."""
+    if column.kind != "category":
+        return None
+    texts = sorted({str(value).strip() for value in table.column(i).tolist() if value is not None})
+    texts = texts[:: max(1, len(texts) // _LOOK)]
+    if (otherwise := formatted(texts)) is not None:
+        return otherwise
+    plain = [text for text in texts if is_number(text)]
+    # whole numbers may be names, with zeros in front; numbers with a fraction are none
+    fractions = sum("." in text for text in plain)
+    return next((text for text in texts if text not in plain), None) if 2 * fractions > len(texts) else None
+
+
+def _formatted_columns(columns: Sequence[Column], written: Mapping[int, str]) -> list[str]:
+    said = []
+    for i, text in list(written.items())[:_SHOWN]:
+        if formatted([text]) is not None:
+            what, mend = f"formatted numbers, such as {text!r}, which make", "write plain numbers, as in 1234.5"
+        else:
+            what, mend = f"numbers and the text {text[:40]!r}, which makes", "leave the cell empty"
+        said.append(f"column {columns[i].name!r} holds {what} it one of categories: {mend}.")
+    return said
+
+
+def _group_columns(table: Table, columns: Sequence[Column], written: Collection[int]) -> list[str]:
     groups, identifiers = [], []
     for i, column in enumerate(columns):
         present = table.rows - column.missing
-        if column.distinct < 2 or present == 0:
+        if column.distinct < 2 or present == 0 or i in written:
             continue
         named = _NAMES.search(column.name) is not None
         whole = column.kind == "category" or _is_whole(table.column(i))
         each = present / column.distinct
-        if column.distinct == present and present >= 20 and (column.kind == "category" or (named and whole)):
+        counted = whole and column.kind == "number" and bool((np.diff(table.column(i)) == 1).all())
+        if column.distinct == present and present >= 20 and (
+            column.kind == "category" or (named and whole) or counted
+        ):  # fmt: skip
             identifiers.append(column.name)
         elif whole and column.distinct > 2 and (
             (named and each > 1 and column.distinct >= 10)

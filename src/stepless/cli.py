@@ -7,6 +7,8 @@ once and a first word before the libraries are loaded.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from stepless.console import note, told, typer
@@ -100,6 +102,20 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with what a stoppe
 Plots = Annotated[bool, typer.Option("--plots", help="Draw the curves as PNG and SVG too.")]
 
 
+@contextmanager
+def _told() -> Iterator[None]:
+    """As `told`, with options in an error where its sentence names arguments of Python."""
+    with told():
+        try:
+            yield
+        except ValueError as error:
+            from stepless.cli_asked import in_options  # noqa: PLC0415 - see above
+
+            if in_options(str(error)) == str(error):
+                raise
+            raise ValueError(in_options(str(error))) from error
+
+
 def _examples(*lines: str) -> str:
     return "Examples:\n\n" + "\n\n".join(lines)
 
@@ -113,7 +129,7 @@ def demo(
     json: Json = False,
 ) -> None:
     """See it work: compare on a real, imbalanced table that ships with scikit-learn. Takes about a minute."""
-    with told():
+    with _told():
         note("stepless demo: F1 on breast-cancer measurements, one in ten of them malignant")
         from stepless.cli_compare import Plan, run_demo  # noqa: PLC0415 - see above
 
@@ -159,7 +175,7 @@ def compare(
     Contestants are compared on rows that they have not seen, with cross-entropy and a tuned threshold as the baseline.
     The answer, a report and all that was computed go into a folder.
     """
-    with told():
+    with _told():
         note(f"stepless compare: {metric} on {file}")
         from stepless.cli_asked import Asked, keys  # noqa: PLC0415 - see above
         from stepless.cli_compare import Plan, run_compare  # noqa: PLC0415
@@ -181,6 +197,7 @@ def compare(
     "stepless train data.csv --target y --contestant cross_entropy_tuned --out model",
 ))  # fmt: skip
 def train(
+    context: typer.Context,
     file: Annotated[str | None, typer.Argument(help=f"The table: {_TABLE}", show_default="that of --from")] = None,
     target: Annotated[str | None, typer.Option(help="The column to predict.", show_default="that of --from")] = None,
     before: Annotated[
@@ -222,7 +239,7 @@ def train(
 
     The folder holds the preprocessing, the networks or trees, the calibration and the threshold, and no code.
     """
-    with told():
+    with _told():
         if int(os.environ.get("RANK", "0")) == 0:
             note(f"stepless train: {before or file or ''}")
         from stepless.cli_asked import Asked  # noqa: PLC0415 - see above
@@ -233,7 +250,9 @@ def train(
             "subject_to": subject_to, "average": average, "positive": positive, "weight": weight, "groups": groups,
             "drop": tuple(drop), "task": task, "delimiter": delimiter, "encoding": encoding, "seed": seed,
         }  # fmt: skip
-        asked: Asked = from_before(before, given)
+        sources = {name: context.get_parameter_source("option" if name == "options" else name) for name in given}
+        said = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+        asked: Asked = from_before(before, given, said)
         run_train(asked, contestant, before=before, out=out, distributed=distributed, json_too=json)
 
 
@@ -254,7 +273,7 @@ def predict(
     encoding: Encoding = None,
 ) -> None:
     """Predict any number of rows in bounded memory: probability, decision and label of each."""
-    with told():
+    with _told():
         note(f"stepless predict: {file}")
         from stepless.cli_asked import keys  # noqa: PLC0415 - see above
         from stepless.cli_model import run_predict  # noqa: PLC0415
@@ -271,7 +290,11 @@ def predict(
 def tune(
     file: File,
     score: Annotated[
-        str, typer.Option(help="The column of scores; one for each class or label, with commas.")
+        str,
+        typer.Option(
+            help="The column of scores; one for each class or label, with commas. Those of classes may stand in any"
+            " order if they are called as the classes, as in p_dog,p_cat; otherwise in the sorted order of the classes."
+        ),
     ] = "score",
     target: Annotated[str, typer.Option(help="The column with the truth; several labels with commas.")] = "target",
     metric: MetricOption = "f1",
@@ -295,7 +318,7 @@ def tune(
     json: Json = False,
 ) -> None:
     """Find the best threshold for scores of any model, over every cut there is, with an interval."""
-    with told():
+    with _told():
         note(f"stepless tune: {metric} on {file}")
         from stepless.cli_asked import Asked  # noqa: PLC0415 - see above
         from stepless.cli_scores import run_tune  # noqa: PLC0415
@@ -313,7 +336,7 @@ def metrics(
     json: Json = False,
 ) -> None:
     """List the metrics that can be named, with their formulas."""
-    with told():
+    with _told():
         from stepless.cli_scores import run_metrics  # noqa: PLC0415 - see above
 
         run_metrics(name, json_too=json)

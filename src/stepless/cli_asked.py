@@ -18,6 +18,12 @@ from stepless.table_files import Source, TableError
 
 #: What a folder of `stepless compare` holds: how it was asked for, what was found, the report, and the fits.
 SETTINGS, COMPARISON, REPORT, CELLS = "settings.json", "comparison.json", "report.html", "cells"
+#: What errors tell those who call from Python, and what the command line has in its place.
+_IN_OPTIONS = {
+    "start anew with resume=False": "start anew without --resume",
+    "give more rows, or lower n_members": "give more rows",
+    "pass inputs='probabilities' or inputs='logits'": "say --inputs probabilities or --inputs logits",
+}
 
 
 @dataclass(frozen=True)
@@ -103,10 +109,21 @@ class Asked:
             held = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
             lists = {name: tuple(held[name]) for name in ("options", "drop")}
             return cls(**{**held, **lists})
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             raise TableError(f"{folder} is no folder of `stepless compare`: it has no {SETTINGS}.") from None
         except (ValueError, TypeError, KeyError) as error:
             raise TableError(f"{folder / SETTINGS} is damaged: {error}.") from None
+
+
+def in_options(text: str) -> str:
+    """A sentence with options of the command line where it names arguments of Python.
+
+    >>> in_options("Resume it, or start anew with resume=False.")
+    'Resume it, or start anew without --resume.'
+    """
+    for python, option in _IN_OPTIONS.items():
+        text = text.replace(python, option)
+    return text
 
 
 def keys(texts: Sequence[str]) -> tuple[str, ...]:

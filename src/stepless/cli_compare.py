@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stepless import cli_data
-from stepless.cli_asked import CELLS, COMPARISON, REPORT, SETTINGS, Asked
+from stepless.cli_asked import CELLS, COMPARISON, REPORT, SETTINGS, Asked, in_options
 from stepless.comparison import compare
 from stepless.console import Watch, answers, as_json, clock, grid, note, say
 from stepless.contestants import CONTESTANTS, check_names
-from stepless.outcome import Outcome, Progress, format_number, format_range, format_threshold
+from stepless.outcome import Outcome, Progress, format_metric, format_number, format_range, format_threshold
 from stepless.table_files import Source, TableError
 
 
@@ -58,7 +58,12 @@ def run_compare(asked: Asked, plan: Plan) -> None:
     _check_folder(folder, asked, resume=plan.resume)
     asked.check()
     check_names((*(plan.only or ()), *plan.extra, *plan.without))
-    note(f"reading {source.name}")
+    _run(asked, plan, folder)
+
+
+def _run(asked: Asked, plan: Plan, folder: Path) -> None:
+    """The comparison itself, in a folder that may be written to."""
+    note(f"reading {Source(asked.file).name}")
     problem = asked.read()
     cli_data.show_columns(problem)
     place = _Place(folder, asked)
@@ -123,27 +128,40 @@ def run_demo(plan: Plan, *, seed: int) -> None:
 
     folder = Path(plan.out if plan.out is not None else "stepless-demo")
     file = folder / "breast-cancer.csv"
-    if not plan.resume:
-        _check_folder(folder, None, resume=False)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_demo(file)
     asked = Asked(str(file), "malignant", seed=seed)
+    _check_folder(folder, asked, resume=plan.resume)
+    if file.exists() and not _is_demo(folder, file.name, asked.target):
+        raise TableError(f"{file} is not the demo's, which would write over it. Name another folder with --out.")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / SETTINGS).exists():
+        asked.save(folder)  # before the table, so that the folder is known as ours whenever the run ends
+    write_demo(file)
     # once through the folds: a first answer should come before the newcomer has lost patience
-    run_compare(asked, Plan(**{**plan.__dict__, "out": str(folder), "repeats": plan.repeats or 1}))
+    _run(asked, replace(plan, repeats=plan.repeats or 1), folder)
 
 
-def _check_folder(folder: Path, asked: Asked | None, *, resume: bool) -> None:
+def _is_demo(folder: Path, name: str, target: str) -> bool:
+    """Whether the comparison in a folder is that of the demo's table; the folder may have been moved since."""
+    before = Asked.load(folder)
+    return (Path(before.file).name, before.target) == (name, target)
+
+
+def _check_folder(folder: Path, asked: Asked, *, resume: bool) -> None:
     """Raise where results would land among files that are not ours, or where there is nothing to go on with."""
     if folder.exists() and not folder.is_dir():
         raise TableError(f"{folder} is a file; results go into a folder. Name another one with --out.")
+    if resume and not (folder / SETTINGS).exists():
+        raise TableError(f"there is nothing to resume in {folder}: no comparison was begun there.")
     if not folder.exists() or not any(folder.iterdir()):
-        if resume:
-            raise TableError(f"there is nothing to resume in {folder}: no comparison was begun there.")
         return
-    if not (folder / SETTINGS).exists() and not (folder / "breast-cancer.csv").exists():
-        raise TableError(f"{folder} holds other files than a comparison's. Name another folder with --out.")
-    if resume and asked is not None and (folder / SETTINGS).exists():
+    try:
         before = Asked.load(folder)
+    except TableError:
+        if resume:
+            raise
+        # a file of that name may be anybody's; it is ours if it says what a comparison was asked
+        raise TableError(f"{folder} holds other files than a comparison's. Name another folder with --out.") from None
+    if resume:
         now = Asked(**{**asked.__dict__, "file": before.file})
         changed = [name for name in before.__dict__ if getattr(before, name) != getattr(now, name)]
         if changed:
@@ -164,11 +182,14 @@ def _write(outcome: Outcome, folder: Path, *, plots: bool) -> None:
 def _answer(outcome: Outcome, folder: Path, asked: Asked, *, json_too: bool) -> None:
     if json_too:
         say_json = {
-            "verdict": outcome.verdict,
+            "verdict": in_options(outcome.verdict),
             "winner": outcome.winner,
             "baseline": outcome.baseline,
             "metric": outcome.metric,
+            "metric_options": outcome.metric_options,
+            "average": outcome.average,
             "task": outcome.task,
+            "positive": outcome.positive,
             "rows": outcome.n_rows,
             "folds": outcome.folds,
             "repeats": outcome.repeats,
@@ -184,9 +205,9 @@ def _answer(outcome: Outcome, folder: Path, asked: Asked, *, json_too: bool) -> 
     answers().print(_table(outcome))
     for entry in outcome.entries:
         if entry.failed is not None:
-            say(f"{entry.name} failed: {entry.failed}")
+            say(in_options(f"{entry.name} failed: {entry.failed}"))
     say("")
-    say(outcome.verdict)
+    say(in_options(outcome.verdict))
     for warning in outcome.warnings:
         say(f"Caution: {warning}")
     say("")
@@ -215,5 +236,6 @@ def _table(outcome: Outcome) -> Any:
             f"{entry.fit_seconds:.1f} s",
         ))  # fmt: skip
     average = f", average {outcome.average}" if outcome.average else ""
-    title = f"{outcome.metric[:60]}{average} on rows that no model has seen; {outcome.repeats} × {outcome.folds} folds"
+    metric = format_metric(outcome.metric, outcome.metric_options)[:60]
+    title = f"{metric}{average} on rows that no model has seen; {outcome.repeats} × {outcome.folds} folds"
     return grid(heads, rows, right=(1, 3, 4, *range(5, len(heads) - 2), len(heads) - 1), title=title)

@@ -94,7 +94,7 @@ def read_problem(
     plain = [name for part in (target, *drop) for name in (part, *parts(part)) if name not in (weight, groups)]
     table = load_table(source, as_text=plain)
     targets = [target] if target in table.columns else parts(target)
-    for name in targets:
+    for name in targets or [target]:  # of a comma alone there are none
         table.column(name, "for the target")
     if len(set(targets)) < len(targets):
         raise TableError(f"the target names a column twice: {target}.")
@@ -127,7 +127,7 @@ def read_problem(
         y,
         features,
         labels,
-        None if positive is None or labels else positive_of(table, targets[0], y, positive),
+        None if labels else positive_of(table, targets[0], y, positive),
         None if weight is None else weights_of(table, weight),
         None if groups is None else _groups(table, groups),
         tuple(table.describe(features)),
@@ -168,47 +168,35 @@ def parts(text: str) -> list[str]:
 
 
 def classes_of(table: Loaded, name: str) -> Array:
-    """The labels: whole numbers where all of them are, otherwise text."""
+    """The labels: whole numbers where each is written as Python writes one, otherwise text as it is written."""
     cells = _complete(table, name)
-    if cells.dtype != object:  # a column of Parquet
-        cells = np.array([str(int(v)) if float(v).is_integer() else repr(float(v)) for v in cells], dtype=object)
     distinct = sorted(set(cells))
     if len(distinct) < 2:
         raise TableError(
             f"{table.file}, column {name!r} has one class only ({distinct[0]!r}): there is nothing to decide."
         )
-    values = _whole(distinct)
+    values = _numbers(distinct)
+    whole = values is not None and bool((values % 1 == 0).all())
     many = len(distinct) > _FEW_CLASSES
-    fewest = 2 if not _are_numbers(distinct) else _FEW_CLASSES if values is not None else table.rows + 1
+    fewest = 2 if values is None else _FEW_CLASSES if whole else table.rows + 1
     if many and table.rows < fewest * len(distinct):
         raise TableError(
             f"{table.file}, column {name!r} has {len(distinct):,} different values in {table.rows:,} rows: it is a"
             " quantity or a name, and not a few classes. Choose another target, or make classes of it."
         )
-    if values is None:
+    if values is None or not whole or (np.abs(values) >= 2.0**53).any():
         return cells
-    known = dict(zip(distinct, values, strict=True))
-    return np.array([known[cell] for cell in cells], dtype=np.int64)
+    if any(str(int(value)) != label for value, label in zip(values, distinct, strict=True)):
+        return cells  # 1.0, +1 and 01 stay as they are, so that predictions are spelt as the table is
+    return cells.astype(np.int64)
 
 
-def _whole(distinct: Sequence[str]) -> list[int] | None:
-    """Labels as whole numbers, if each is written as one and no two are the same."""
+def _numbers(distinct: Sequence[str]) -> Array | None:
+    """Labels as numbers; None where one is a word, as true is."""
     try:
-        values = numbers(distinct)
+        return None if any(label.lower() in ("true", "false") for label in distinct) else numbers(distinct)
     except CellError:
         return None
-    coded = any(label.lstrip("+-").startswith("0") and label.lstrip("+-")[1:2].isdigit() for label in distinct)
-    if coded or (values % 1 != 0).any() or (np.abs(values) >= 2.0**53).any() or len(set(values)) < len(values):
-        return None
-    return [int(value) for value in values]
-
-
-def _are_numbers(distinct: Sequence[str]) -> bool:
-    try:
-        numbers(distinct)
-    except CellError:
-        return False
-    return True
 
 
 def _complete(table: Loaded, name: str) -> Array:
@@ -235,15 +223,33 @@ def yes_no_of(table: Loaded, name: str) -> Array:
     return np.array(found, dtype=np.int64)
 
 
-def positive_of(table: Loaded, name: str, y: Array, positive: str) -> Any:
-    """The class that was named, as the labels have it."""
+def sorted_classes(y: Array) -> list[Any]:
+    """The different labels in order: that of numbers if all are, though they be written 2.0 and 10.0."""
+    classes: list[Any] = np.unique(y).tolist()
+    values = _numbers([str(label) for label in classes])
+    return classes if values is None else [classes[place] for place in np.argsort(values, kind="stable")]
+
+
+def positive_of(table: Loaded, name: str, y: Array, positive: str | None) -> Any:
+    """The class that was named, as the labels have it; where none was, 1 or true, if that is written as text."""
     classes = np.unique(y).tolist()
+    if positive is None:
+        return _usual(classes) if y.dtype == object else None
     for known in classes:
         if str(known) == positive:
             return known
     known_text = [str(known) for known in classes]
     near = did_you_mean(positive, known_text).replace("The columns are", "Its classes are")
     raise TableError(f"{table.file}, column {name!r} has no class {positive!r}.{near}")
+
+
+def _usual(classes: Sequence[str]) -> str | None:
+    """Of text for 0 and 1, -1 and 1, or false and true: that for 1, which is positive where these are no text."""
+    try:
+        values = numbers(classes).tolist()
+    except CellError:
+        return None
+    return classes[values.index(1)] if sorted(values) in ([0, 1], [-1, 1]) else None
 
 
 def weights_of(table: Loaded, name: str) -> Array:

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from stepless import cli_data
 from stepless.cli_asked import COMPARISON, Asked
 from stepless.console import Watch, as_json, clock, note, say
 from stepless.contestants import CONTESTANTS, FITS, Aim, check_names, read_fit
+from stepless.folders import check_place
 from stepless.frames import Kind
 from stepless.loading import load
 from stepless.model import Model
@@ -34,9 +35,14 @@ from stepless.tables import Chunk, read_chunks
 DEFAULT_CONTESTANT = "automatic"
 
 
-def from_before(folder: str | None, given: dict[str, Any]) -> Asked:
-    """What to fit: as a comparison was asked for, or as the options say; a file that is named is another table."""
-    usual = Asked("", "")
+def from_before(folder: str | None, given: dict[str, Any], said: Collection[str]) -> Asked:
+    """What to fit: as a comparison was asked for, or as the options say; a file that is named is another table.
+
+    Args:
+        folder: Of the comparison.
+        given: All that is asked.
+        said: What of it the user wrote: this counts even where it is what would be taken anyway.
+    """
     if folder is None:
         for name in ("file", "target"):
             if given[name] is None:
@@ -49,13 +55,12 @@ def from_before(folder: str | None, given: dict[str, Any]) -> Asked:
             f"the table of {folder} came from standard input; name it again: stepless train table.csv --from {folder},"
             " or - to pipe it in."
         )
-    said = {name: value for name, value in given.items() if value is not None and value != getattr(usual, name)}
-    kept = {name: value for name, value in said.items() if name in ("file", "seed", "delimiter", "encoding")}
-    for name, value in said.items():
-        if name not in kept and value != getattr(asked, name):
+    kept = {name: given[name] for name in said if name in ("file", "seed", "delimiter", "encoding")}
+    for name in said:
+        if name not in kept and given[name] != getattr(asked, name):
             raise TableError(
                 f"--from {folder} says what the model is for: {name.replace('_', '-')} is {getattr(asked, name)!r}"
-                f" there and {value!r} here. Leave out the one or the other."
+                f" there and {given[name]!r} here. Leave out the one or the other."
             )
     return replace(asked, **kept)
 
@@ -81,6 +86,7 @@ def run_train(
     asked.check()
     base = Path(before) if before is not None else Path(f"stepless-{Source(asked.file).stem}")
     folder = Path(out) if out is not None else base / "model"
+    check_place(folder)  # as saving does, but before the time of a fit is spent
     with over_ranks() if distributed else nullcontext():
         first = not distributed or leader()
         if first:
@@ -175,6 +181,9 @@ def run_predict(
         for name, column in zip(model.features.names, model.features.columns, strict=True)
     }
     names = _headings(model)
+    twice = next((name for name in keep if keep.count(name) > 1), None)
+    if twice is not None:
+        raise TableError(f"--keep names the column {twice!r} twice; name each column once.")
     clash = [name for name in keep if name in names]
     if clash:
         raise TableError(f"the column {clash[0]!r} is called as one of the predictions; it cannot be kept beside them.")

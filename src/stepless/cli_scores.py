@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepless.cli_asked import Asked
-from stepless.cli_data import classes_of, parts, positive_of, weights_of, yes_no_of
-from stepless.console import answers, as_json, grid, say
+from stepless.cli_data import classes_of, parts, positive_of, sorted_classes, weights_of, yes_no_of
+from stepless.console import answers, as_json, grid, note, say
 from stepless.metrics import METRICS
 from stepless.outcome import format_number, format_range
 from stepless.ranking import RANKINGS
@@ -52,7 +53,7 @@ def run_tune(asked: Asked, score: str, *, inputs: str | None, resamples: int, js
             raise TableError(
                 f"{table.file}, column {targets[0]!r} has {len(found)} classes; --score then names one column for each."
             )
-        named = None if asked.positive is None else positive_of(table, targets[0], labels, asked.positive)
+        named = positive_of(table, targets[0], labels, asked.positive)
         yes = found[positive_class(found, labels, named)]
         task, classes, target, scores = (
             "binary",
@@ -104,18 +105,27 @@ def _scores(table: Loaded, name: str) -> Array:
 
 
 def _in_order(table: Loaded, labels: Array, columns: list[str]) -> list[Any]:
-    """The classes in the order of the columns of scores: by their names, or sorted where these are no names."""
-    found = np.unique(labels).tolist()
+    """The classes in the order of the columns of scores: by their names, or sorted where these do not tell."""
+    found = sorted_classes(labels)
     by_text = {str(label): label for label in found}
-    for prefix in ("", "probability_", "probability ", "score_", "p_"):
-        names = [column.removeprefix(prefix) for column in columns]
-        if set(by_text) <= set(names):
-            return [by_text.get(name, name) for name in names]
+    first = str(found[0])
+    # whatever is around the first class in the name of a column may be around every class; the least of it comes first
+    around = {(name[: m.start()], name[m.end() :]) for name in columns for m in re.finditer(re.escape(first), name)}
+    for before, after in sorted(around, key=lambda pair: (len("".join(pair)), pair)):
+        if all(name.startswith(before) and name.removeprefix(before).endswith(after) for name in columns):
+            names = [name.removeprefix(before).removesuffix(after) for name in columns]
+            if set(by_text) <= set(names):
+                return [by_text.get(name, name) for name in names]
     if len(found) == len(columns):
+        taken = ", ".join(f"{name!r} for {str(label)!r}" for name, label in zip(columns, found, strict=True))
+        note(
+            f"the names of the columns of scores do not hold the classes, which are taken in sorted order: {taken}."
+            f" If that is wrong, name the columns in another order, or call them as the classes, as in p_{first}."
+        )
         return found
     raise TableError(
         f"{table.file}: the target has {len(found)} classes, and --score names {len(columns)} columns. Name one for"
-        " each class, in sorted order, or call the columns as the classes."
+        " each class, in sorted order, or call the columns as the classes, with the same text around each."
     )
 
 

@@ -25,10 +25,10 @@ from stepless.constraints import parse_constraints
 from stepless.contestants import BASELINE, CONTESTANTS, Aim, choose_contestants
 from stepless.grid import Backend, Work, run_grid
 from stepless.model import library_versions
-from stepless.outcome import Outcome, Progress
+from stepless.outcome import Outcome, Progress, format_metric
 from stepless.results import Results, choose_rope, unmet
 from stepless.rules import Rule
-from stepless.splits import split_rows
+from stepless.splits import count_folds, fewest_rows, split_rows
 from stepless.tasks import Task
 from stepless.verdicts import reach_verdict
 
@@ -82,7 +82,7 @@ def compare(
             part.
         extra: Keys to add, such as ``"smote"``.
         without: Keys to leave out.
-        folds: In how many parts the rows are divided.
+        folds: In how many parts the rows are divided; fewer where a class has fewer rows.
         repeats: How many times; by default twice up to 10,000 rows, else once.
         seed: Of all chance.
         jobs: How many fits run at a time on this machine; −1 for all cores. The result does not depend on it.
@@ -121,10 +121,11 @@ def compare(
     chosen, left_out = choose_contestants(
         rule.task, constrained=bool(constraints), contestants=contestants, extra=extra, without=without
     )
+    asked, folds = folds, count_folds(target, rule.task, folds, group_codes)
     parts = split_rows(target, rule.task, folds, repeats, seed, group_codes)
     columns = describe_columns(table)
     shown = list(labels or ()) or class_names(rule)
-    cautions = find_cautions(table, columns, target, rule.task, shown, parts, grouped=groups is not None)
+    cautions = find_cautions(table, columns, target, rule.task, shown, parts, asked=asked, grouped=groups is not None)
     positive = rule.classes.tolist()[rule.positive] if rule.task == "binary" else None
     aim = Aim(rule.task, metric, rule.options, subject_to, average, positive, seed)
     work = Work(table, target_y, weight, parts, rule, aim, seed)
@@ -146,11 +147,17 @@ def compare(
     if all(r.failed is not None for r in results.values()):
         said = "; ".join(f"{r.contestant.name}: {r.failed}" for r in results.values())
         raise ValueError(f"no contestant could be fitted. {said}")
-    rope = choose_rope(resolved, results[BASELINE])
+    base, fewest = results[BASELINE], fewest_rows(target, rule.task, parts)
+    rope = choose_rope(resolved, base)
     broken = {key for key, r in results.items() if r.failed is None and r.breaks(constraints, folds)}
-    entries = [r.entry(results[BASELINE], folds, resolved, rope) for r in results.values()]
+    entries = [r.entry(base, folds, resolved, rope, fewest) for r in results.values()]
     entries.sort(key=lambda e: (e.failed is not None, e.key in broken, -sign * e.mean, keys.index(e.key)))
-    winner, verdict = reach_verdict(entries, BASELINE, rope, resolved.name, rule.task, broken)
+    able = [r for r in (results.values() if base.failed is None else ()) if r.failed is None]
+    doubts = {r.contestant.key: why for r in able if (why := r.doubt(base, resolved, fewest)) is not None}
+    scored = format_metric(resolved.name, metric_options)
+    winner, verdict = reach_verdict(entries, BASELINE, rope, scored, rule.task, broken, doubts)
+    if rule.task == "binary":  # the same figures mean another thing where the other class is the positive one
+        verdict += f" The positive class is {positive!r}, {100 * target.mean():.3g} % of the rows."
     return Outcome(
         metric=resolved.name,
         metric_options=dict(metric_options),

@@ -31,7 +31,7 @@ class Posterior:
 
     Attributes:
         mean: Its centre.
-        scale: Its scale; 0 where all scores are equal.
+        scale: Its scale; 0 where all scores are equal, and that is to be believed.
         freedom: Its degrees of freedom.
     """
 
@@ -66,12 +66,14 @@ class Posterior:
         return better, max(0.0, 1.0 - better - worse), worse
 
 
-def posterior(values: Sequence[float] | Any, folds: int) -> Posterior:
+def posterior(values: Sequence[float] | Any, folds: int, step: float = 0.0) -> Posterior:
     """What the scores of all folds of all repeats, or their paired differences, say about their mean.
 
     Args:
         values: One number for each fold of each repeat; those that are not finite are left out.
         folds: In how many parts a repeat divides the rows.
+        step: By how much one row moves a fold. Values that are all equal spread as if it had moved one of them; by 0,
+            equal values leave no doubt.
 
     Example:
         >>> found = posterior([0.02, 0.05, 0.03, 0.06, 0.04], folds=5)
@@ -83,7 +85,17 @@ def posterior(values: Sequence[float] | Any, folds: int) -> Posterior:
     if len(given) < 2:
         return Posterior(float(given.mean()) if len(given) else math.nan, math.nan, 1)
     correlation = 1 / folds
-    spread = float(given.var(ddof=1)) * (1 / len(given) + correlation / (1 - correlation))
-    # equal scores differ by rounding alone
-    certain = bool(np.ptp(given) <= 1e-12 * max(1.0, float(np.abs(given).max())))
-    return Posterior(float(given.mean()), 0.0 if certain else math.sqrt(spread), len(given) - 1)
+    # of n values of which one differs from the rest by a step, the variance is step² / n
+    variance = step**2 / len(given) if are_equal(given) else float(given.var(ddof=1))
+    scale = math.sqrt(variance * (1 / len(given) + correlation / (1 - correlation)))
+    return Posterior(float(given.mean()), scale, len(given) - 1)
+
+
+def are_equal(values: Sequence[float] | Any) -> bool:
+    """Whether values differ by rounding alone.
+
+    >>> are_equal([0.1 + 0.2, 0.3]), are_equal([0.3, 0.31])
+    (True, False)
+    """
+    given = np.asarray(values, np.float64)
+    return len(given) < 2 or bool(np.ptp(given) <= 1e-12 * max(1.0, float(np.abs(given).max())))

@@ -74,7 +74,7 @@ def to_text(document: Mapping[str, Any], files: Mapping[str, bytes], folder: str
 def write_folder(path: str | os.PathLike[str], document: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
     """Write a document and its files, in place of what the folder held."""
     root, token = Path(path), secrets.token_hex(4)
-    _check_place(root)
+    check_place(root)
     folder = f"members-{token}"
     text = to_text(document, files, folder)
     (root / folder).mkdir(parents=True)
@@ -91,7 +91,7 @@ def write_folder(path: str | os.PathLike[str], document: Mapping[str, Any], file
     _tidy(root, folder, replaced)
 
 
-def _check_place(root: Path) -> None:
+def check_place(root: Path) -> None:
     """Raise where a save would write into what is not a model's folder."""
     if not root.exists():
         return

@@ -143,7 +143,7 @@ class Outcome:
         target: Binary: 0 and 1 ``(n,)``, 1 being positive; multiclass: places in `classes`; multilabel ``(n, L)``.
         weight: Of the rows, if they have any.
         winner: The key of what to ship.
-        verdict: One line.
+        verdict: One line: the answer, its figures, and of two classes which is the positive one.
         warnings: Why the data may not carry the claim.
         seconds: What the comparison took.
         versions: Of the libraries that computed.
@@ -290,18 +290,32 @@ def format_range(interval: tuple[float, float], digits: int = 3, *, sign: bool =
     return " to ".join(format_number(end, digits, sign=sign) for end in interval)
 
 
+def format_metric(name: str, options: Mapping[str, Any]) -> str:
+    """A metric with its options, for people.
+
+    >>> format_metric("f_beta", {"beta": 2})
+    'f_beta (beta=2)'
+    """
+    told = ", ".join(f"{option}={value}" for option, value in options.items())
+    return f"{name} ({told})" if told else name
+
+
 def format_threshold(threshold: Threshold | None, digits: int = 2) -> str:
     """A threshold, or several, for people.
 
     Example:
         >>> format_threshold(0.2345), format_threshold((0.1, -2.0)), format_threshold(None)
         ('0.23', '0.10, −2.00', '')
+        >>> format_threshold(-math.inf)
+        'calls every row positive'
     """
     if threshold is None:
         return ""
     if isinstance(threshold, tuple):
         shown = ", ".join(format_number(t, digits) for t in threshold[:4])
         return shown + (", …" if len(threshold) > 4 else "")
+    if math.isinf(threshold):
+        return f"calls {'no' if threshold > 0 else 'every'} row positive"
     return format_number(threshold, digits)
 
 
@@ -335,7 +349,8 @@ def _row(entry: Entry, constraints: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _text_table(outcome: Outcome) -> list[str]:
-    head = ("contestant", outcome.metric[:40], "95 %", "difference", "better", *outcome.constraints, "threshold", "fit")
+    metric = format_metric(outcome.metric, outcome.metric_options)[:40]
+    head = ("contestant", metric, "95 %", "difference", "better", *outcome.constraints, "threshold", "fit")
     rows = [head]
     for entry in outcome.entries:
         if entry.failed is not None:

@@ -17,7 +17,7 @@ from stepless.constraints import Constraint, parse_constraints
 from stepless.counts import Counts
 from stepless.formula import resolve
 from stepless.metrics import METRICS
-from stepless.outcome import Entry, Outcome, Threshold
+from stepless.outcome import Entry, Outcome, Threshold, format_metric
 from stepless.registry import Metric
 from stepless.reliability import brier, log_loss, reliability
 from stepless.report_formulas import LONGEST, Formula, is_priced, script, trace
@@ -135,8 +135,7 @@ def metric_name(outcome: Outcome) -> str:
 
 
 def _titled(metric: Metric) -> str:
-    options = ", ".join(f"{name}={value}" for name, value in metric.options)
-    return short(f"{metric.name} ({options})" if options else metric.name)
+    return short(format_metric(metric.name, dict(metric.options)))
 
 
 def _constraints(outcome: Outcome) -> tuple[Constraint, ...]:

@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from stepless.cells import Cell, Place
 from stepless.constraints import Constraint
 from stepless.contestants import Contestant
-from stepless.correlated import posterior
+from stepless.correlated import are_equal, posterior
 from stepless.metrics import METRICS
 from stepless.outcome import Difference, Entry, Threshold
 from stepless.registry import Metric
 from stepless.tasks import Task
 
+#: From so many rows of the rarest class in every test fold on, contestants that score alike in all folds are alike.
+_ENOUGH = 10
 #: Less than that, of a metric that is 1 at best, is no difference; of a cost, that share of the baseline's.
 _ROPE = 0.01
 
@@ -59,7 +61,33 @@ class Results:
         where = "" if len(failed) == len(cells) else f"repeat {first.repeat + 1}, fold {first.fold + 1}: "
         return f"{where}{first.failed}"
 
-    def entry(self, baseline: Results, folds: int, metric: Metric, rope: float) -> Entry:
+    @cached_property
+    def undecided(self) -> bool:
+        """Whether it decides all rows of a fold alike, in every fold of the first repeat."""
+        return all(_alike(cell, self.task) for cell in self.cells if cell.probabilities is not None)
+
+    def doubt(self, baseline: Results, metric: Metric, fewest: int) -> str | None:
+        """Why it is no evidence to differ from the baseline by the same in every fold; None where it does not, or is.
+
+        Equal folds have no spread, and the test would take that for certainty. That is right where many rows could have
+        gone another way and did not. It is not where there are few of them, or where nothing was decided.
+
+        Args:
+            baseline: What it is compared with.
+            metric: What is scored.
+            fewest: How many rows of the rarest class the poorest test fold has.
+        """
+        if baseline is self or not are_equal(self._gaps(baseline)):
+            return None
+        if fewest < _ENOUGH:
+            return f"a fold has as few as {fewest} row{'s' * (fewest != 1)} of the rarest class"
+        if self.undecided or baseline.undecided:
+            return f"{(self if self.undecided else baseline).contestant.name} decides all rows of a fold alike"
+        if metric.greater_is_better and not any(cell.score for cell in self.cells):
+            return "both score 0 in all of them"
+        return None
+
+    def entry(self, baseline: Results, folds: int, metric: Metric, rope: float, fewest: int) -> Entry:
         """What the table says of it.
 
         Args:
@@ -67,6 +95,7 @@ class Results:
             folds: In how many parts a repeat divides the rows.
             metric: What is scored.
             rope: Less than that is no difference.
+            fewest: How many rows of the rarest class the poorest test fold has.
         """
         sign = 1.0 if metric.greater_is_better else -1.0
         contestant, failed = self.contestant, self.failed
@@ -79,10 +108,12 @@ class Results:
         scores = [cell.score for cell in self.cells]
         gap = None
         if baseline is not self and baseline.failed is None:
-            before = [cell.score for cell in baseline.cells]
-            found = posterior(sign * (np.array(scores) - np.array(before)), folds)
+            # where nothing was decided, a fold says no more than one row would
+            rows = fewest if fewest < _ENOUGH else 1
+            step = _span(metric, scores) / max(rows, 1) if self.doubt(baseline, metric, fewest) else 0.0
+            found = posterior(sign * self._gaps(baseline), folds, step)
             gap = Difference(found.mean, found.interval(), *found.split(rope))
-        known = posterior(scores, folds)
+        known = posterior(scores, folds, _span(metric, scores) / max(fewest, 1) if fewest < _ENOUGH else 0.0)
         values = np.array([cell.constraints for cell in self.cells])
         return Entry(
             contestant.key,
@@ -108,6 +139,11 @@ class Results:
                 return True
         return False
 
+    def _gaps(self, baseline: Results) -> NDArray[np.float64]:
+        """Its scores minus the baseline's, where both are defined."""
+        gaps = np.array([a.score - b.score for a, b in zip(self.cells, baseline.cells, strict=True)])
+        return gaps[np.isfinite(gaps)]
+
     def _seconds(self) -> float:
         return float(np.mean([cell.seconds for cell in self.cells]))
 
@@ -124,6 +160,23 @@ class Results:
         for cell, part in zip(first, parts, strict=True):
             whole[self.folds[0] == cell.fold] = part
         return whole
+
+
+def _alike(cell: Cell, task: Task) -> bool:
+    """Whether all rows of the cell's fold are decided alike."""
+    assert cell.probabilities is not None
+    if task == "multiclass":
+        with np.errstate(divide="ignore"):
+            decided = (np.log(cell.probabilities) - np.array(cell.threshold)).argmax(1)
+    else:
+        decided = cell.probabilities >= np.array(cell.threshold)
+    return bool((decided == decided[:1]).all())
+
+
+def _span(metric: Metric, scores: Sequence[float]) -> float:
+    """From the worst score to the best; of a metric without bounds, about as much as is scored."""
+    low, high = metric.range
+    return high - low if math.isfinite(high - low) else max(1.0, abs(float(np.nanmean(scores))))
 
 
 def within(interval: tuple[float, float], bounds: tuple[float, float]) -> tuple[float, float]:

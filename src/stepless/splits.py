@@ -57,6 +57,55 @@ def split_rows(
     return made
 
 
+def count_folds(target: NDArray[np.int64], task: Task, folds: int, groups: NDArray[Any] | None = None) -> int:
+    """How many folds the rows allow: no more than the rarest class has rows, or groups, so that each can have one.
+
+    In a fold without positives F1 is 0/0 and counts as 0, however good the decisions. A class that cannot be both
+    learned and asked for, of one row or of one group, is in no fold's power, and lowers nothing. Nor do rare ones among
+    several classes or labels: they are a part of the mean, and half of the rows would be too few to learn the others.
+
+    Args:
+        target: 0 and 1, class indices, or 0 and 1 for each label.
+        task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
+        folds: How many are asked for.
+        groups: The group of each row.
+
+    Example:
+        >>> count_folds(np.array([0, 0, 0, 0, 0, 0, 1, 1, 1]), "binary", folds=5)
+        3
+    """
+    places = np.arange(len(target)) if groups is None else groups
+    if task != "binary" or len(np.unique(places)) < folds:
+        return folds  # of too few rows or groups for any class an error says so
+    apart = [len(np.unique(places[rows])) for rows in _class_rows(target, task)]
+    return min([folds, *(n for n in apart if n >= 2)])
+
+
+def fewest_rows(target: NDArray[np.int64], task: Task, parts: NDArray[np.int16]) -> int:
+    """How many rows of the rarest class, or label, the fold that has the fewest of them has.
+
+    Args:
+        target: 0 and 1, class indices, or 0 and 1 for each label.
+        task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
+        parts: The fold of each row in each repeat, ``(repeats, rows)``.
+
+    Example:
+        >>> fewest_rows(np.array([0, 0, 0, 0, 1, 1]), "binary", np.array([[0, 0, 1, 1, 1, 0]], np.int16))
+        1
+    """
+    folds = int(parts.max()) + 1
+    return min(
+        int(np.bincount(part[rows], minlength=folds).min()) for rows in _class_rows(target, task) for part in parts
+    )
+
+
+def _class_rows(target: NDArray[np.int64], task: Task) -> list[NDArray[np.bool_]]:
+    """Which rows each class has, or each label."""
+    if task == "multilabel":
+        return [target[:, label] == 1 for label in range(target.shape[1])]
+    return [target == k for k in np.unique(target)]
+
+
 def _dealt(target: NDArray[np.int64], folds: int, seed: int) -> NDArray[np.int16]:
     shuffled = np.random.default_rng(seed).permutation(len(target))
     rarest_first = np.argsort(target.sum(0), kind="stable")

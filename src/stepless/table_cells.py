@@ -34,6 +34,13 @@ _DATE = re.compile(
     r"|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([T ]\d{1,2}:\d{2}(:\d{2})?)?"
     r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
 )
+#: A number with what people put into numbers: separators of thousands, a decimal comma, percent, a currency.
+_SIGN = "[$¢-¥₠-⃀%‰]"
+_FORMATTED = re.compile(
+    rf"\(?[+−-]?\s*{_SIGN}?\s*[+−-]?\s*"
+    r"([1-9][0-9]{0,2}([ ,.'’\u00a0\u202f][0-9]{3})+([.,][0-9]+)?|(0|[1-9][0-9]*)([.,][0-9]+)?|[.,][0-9]+)"
+    rf"\s*{_SIGN}?\)?"
+)
 
 
 class CellError(ValueError):
@@ -115,6 +122,17 @@ def are_dates(levels: Sequence[str]) -> bool:
     return bool(levels) and all(_DATE.fullmatch(level) for level in levels)
 
 
+def formatted(levels: Sequence[str], *, decimal_comma: bool = False) -> str | None:
+    """The first of some categories that is a number but for how it is written, if most are numbers in that sense.
+
+    >>> formatted(["61,234", "999"]), formatted(["12.5%", "3%"]), formatted(["1", "one"])
+    ('61,234', '12.5%', None)
+    """
+    odd = [level for level in levels if not is_number(level, decimal_comma)]
+    found = [level for level in odd if _FORMATTED.fullmatch(level)]
+    return found[0] if found and 2 * (len(odd) - len(found)) < len(levels) else None
+
+
 @dataclass
 class Guess:
     """What a column of text is, from all of its cells.
@@ -167,7 +185,7 @@ class Guess:
     def _give_up(self, cells: Sequence[str], first: int, place: int, *, code: bool = False) -> None:
         self.number = False
         if not code:
-            self.found += sum(_is_number(cell, self.decimal_comma) for cell in cells[:1000])
+            self.found += sum(is_number(cell, self.decimal_comma) for cell in cells[:1000])
             self.odd = first + place, cells[place]
 
 
@@ -176,7 +194,8 @@ def _may_be_bool(cells: Sequence[str]) -> bool:
     return any(cell[:1] in "tTfF" for cell in cells if cell)
 
 
-def _is_number(cell: str, decimal_comma: bool) -> bool:
+def is_number(cell: str, decimal_comma: bool = False) -> bool:
+    """Whether a cell holds a number as it is."""
     try:
         return not math.isnan(_number(0, cell, decimal_comma))
     except CellError:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepless.frames import Kind, Table
-from stepless.table_cells import CellError, Guess, are_dates, numbers, words
+from stepless.table_cells import CellError, Guess, are_dates, formatted, numbers, words
 from stepless.table_files import Rows, Source, TableError, did_you_mean
 
 Array = NDArray[Any]
@@ -54,6 +54,7 @@ class Loaded:
         columns: For each name, numbers with NaN for missing, or text with None for missing.
         rows: How many rows there are.
         odd: For categories that were numbers but for one cell: the row, the cell, and how many numbers came with it.
+        decimal_comma: Whether 1,5 is one and a half.
 
     Example:
         >>> import tempfile
@@ -70,6 +71,7 @@ class Loaded:
     columns: Mapping[str, Array]
     rows: int
     odd: Mapping[str, tuple[int, str, int]]
+    decimal_comma: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -105,6 +107,8 @@ class Loaded:
             note = "the same in every row"
         elif kind == "category" and are_dates(distinct[:1000]):
             note = "dates, taken as categories; a number such as the year or the days since an event says more"
+        elif kind == "category" and (cell := formatted(distinct[:1000], decimal_comma=self.decimal_comma)):
+            note = f"numbers written as {cell[:40]!r}, taken as categories; write them plainly, as in 1234.5"
         elif name in self.odd and self.odd[name][2] > 0:
             row, cell, _ = self.odd[name]
             note = f"holds numbers, and {cell[:40]!r} in row {row}; so it is taken as categories"
@@ -123,21 +127,26 @@ def load_table(source: Source, as_text: Sequence[str] = ()) -> Loaded:
 
     Args:
         source: The file.
-        as_text: Columns that are categories whatever they hold, if the file is one of text and has them.
+        as_text: Columns that are categories whatever they hold, if the file has them.
     """
     if source.is_parquet:
-        parts = [part for _, part in _batches(source, None)]
-        found = {name: np.concatenate([part[name] for part in parts]) for name in (parts[0] if parts else ())}
+        names = _parquet_names(source)
+        apart = [name for name in names if name in as_text]
+        others = [name for name in names if name not in as_text]
+        parts = [{**plain, **text} for _, plain, text in _batches(source, others, apart)]
+        found = {name: np.concatenate([part[name] for part in parts]) for name in (names if parts else ())}
         return _loaded(source, found, {})
     guesses = _guess(source, as_text)
     kinds = {name: guess.kind for name, guess in guesses.items()}
     chunks = [columns for _, columns, _ in _text_chunks(source, kinds, ())]
     columns = {name: np.concatenate([chunk[name] for chunk in chunks]) if chunks else np.empty(0) for name in kinds}
     odd = {name: (*guess.odd, guess.found) for name, guess in guesses.items() if guess.odd is not None}
-    return _loaded(source, columns, odd)
+    return _loaded(source, columns, odd, decimal_comma=any(guess.decimal_comma for guess in guesses.values()))
 
 
-def _loaded(source: Source, columns: dict[str, Array], odd: Mapping[str, tuple[int, str, int]]) -> Loaded:
+def _loaded(
+    source: Source, columns: dict[str, Array], odd: Mapping[str, tuple[int, str, int]], *, decimal_comma: bool = False
+) -> Loaded:
     rows = len(next(iter(columns.values()), ()))
     if not columns:
         raise TableError(f"{source.name} has no columns.")
@@ -145,7 +154,7 @@ def _loaded(source: Source, columns: dict[str, Array], odd: Mapping[str, tuple[i
         raise TableError(f"{source.name} has a header and no rows.")
     for name, values in columns.items():
         _check_finite(source, values, name, 1)
-    return Loaded(source.name, source.stem, columns, rows, odd)
+    return Loaded(source.name, source.stem, columns, rows, odd, decimal_comma)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,9 +176,10 @@ def read_chunks(source: Source, kinds: Mapping[str, Kind], keep: Sequence[str] =
         keep: Columns to hand on as text.
     """
     if source.is_parquet:
-        for first, part in _batches(source, [*kinds, *keep]):
-            columns = {name: _typed(source, part[name], name, kind, first) for name, kind in kinds.items()}
-            kept = {name: ["" if _absent(value) else str(value) for value in part[name].tolist()] for name in keep}
+        _check_wanted(source, _parquet_names(source), [*kinds, *keep])
+        for first, plain, text in _batches(source, list(kinds), keep):
+            columns = {name: _typed(source, plain[name], name, kind, first) for name, kind in kinds.items()}
+            kept = {name: ["" if value is None else value for value in text[name]] for name in keep}
             yield Chunk(_table(columns, kinds), kept)
         return
     for _, columns, kept in _text_chunks(source, kinds, keep):
@@ -179,10 +189,6 @@ def read_chunks(source: Source, kinds: Mapping[str, Kind], keep: Sequence[str] =
 def _table(columns: Mapping[str, Array], kinds: Mapping[str, Kind]) -> Table:
     data = tuple(columns[name] for name in kinds)
     return Table(tuple(kinds), tuple(kinds.values()), len(data[0]), data)
-
-
-def _absent(value: Any) -> bool:
-    return value is None or value != value  # noqa: PLR0124 (so is NaN told)
 
 
 def _check_wanted(source: Source, there: Sequence[str], wanted: Sequence[str]) -> None:
@@ -258,13 +264,18 @@ def _misplaced(source: Source, first: int, name: str, error: CellError) -> Table
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _batches(source: Source, names: Sequence[str] | None) -> Iterator[tuple[int, dict[str, Array]]]:
-    from stepless.parquet_files import batches, column_names  # noqa: PLC0415 - needs pyarrow
+def _parquet_names(source: Source) -> list[str]:
+    from stepless.parquet_files import column_names  # noqa: PLC0415 - needs pyarrow
 
-    there = column_names(source)
-    wanted = there if names is None else list(dict.fromkeys(names))
-    _check_wanted(source, there, wanted)
-    yield from batches(source, wanted, _rows_of(len(wanted)))
+    return column_names(source)
+
+
+def _batches(
+    source: Source, names: Sequence[str], as_text: Sequence[str]
+) -> Iterator[tuple[int, dict[str, Array], dict[str, Array]]]:
+    from stepless.parquet_files import batches  # noqa: PLC0415 - needs pyarrow
+
+    return batches(source, names, _rows_of(len(names) + len(as_text)), as_text)
 
 
 def _check_finite(source: Source, values: Array, name: str, first: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from stepless.contestants import CONTESTANTS
 from stepless.outcome import Difference, Entry, format_number, format_range, format_threshold
@@ -12,7 +13,13 @@ _SURE = 0.95
 
 
 def reach_verdict(
-    entries: Sequence[Entry], baseline: str, rope: float, metric: str, task: str, broken: Collection[str] = ()
+    entries: Sequence[Entry],
+    baseline: str,
+    rope: float,
+    metric: str,
+    task: str,
+    broken: Collection[str] = (),
+    doubts: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[str, str]:
     """The key of what to ship, and the verdict.
 
@@ -26,6 +33,7 @@ def reach_verdict(
         metric: What is scored.
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
         broken: Keys of contestants that do not meet the constraints.
+        doubts: By key, why it is no evidence that a contestant differs from the baseline by the same in every fold.
     """
     able = [e for e in entries if e.failed is None and e.key not in broken]
     base = next((e for e in entries if e.key == baseline), None)
@@ -53,6 +61,9 @@ def reach_verdict(
     )
     if gap.better <= 1 - _SURE:
         return base.key, f"no: keep {kept}; of the others, {measured}."
+    if likeliest.key in doubts:
+        alike = f"{likeliest.name} differs by {format_number(gap.mean, sign=True)} in every fold, which is no evidence"
+        return base.key, f"cannot tell: {alike}, as {doubts[likeliest.key]}; until the data can tell, keep {kept}."
     return base.key, f"cannot tell: {measured}; until more rows can tell, keep {kept}."
 
 
@@ -102,7 +113,10 @@ def _without_baseline(
 
 def _way(base: Entry, task: str) -> str:
     if task == "binary":
-        return f"cross-entropy and a threshold of {format_threshold(base.threshold)}"
+        shown = format_threshold(base.threshold)
+        if shown == "–":  # some folds call every row positive, and as many call none
+            return "cross-entropy and a threshold on which the folds do not agree"
+        return f"cross-entropy and a threshold {'that' if shown.startswith('calls') else 'of'} {shown}"
     return f"cross-entropy and {'its class offsets' if task == 'multiclass' else 'a threshold for each label'}"
 
 
