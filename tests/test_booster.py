@@ -260,6 +260,22 @@ def test_constraints_are_met_on_held_out_rows(binary):
         MetricBooster("recall", subject_to="precision >= 0.7", threshold="half", **FEW).fit(X, y)
 
 
+def test_the_default_threshold_meets_constraints_that_leave_hardly_a_row_out():
+    """An expected cut leaves out a twentieth of the rows, and so cannot meet them."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 4))
+    y = (X[:, 0] + 2 * rng.normal(size=600) > 0).astype(int)
+
+    def cut(threshold, recall):
+        model = MetricBooster("precision", subject_to=f"recall >= {recall}", threshold=threshold, **FEW)
+        return model.fit(X, y).best_threshold_
+
+    cuts = [cut("expected", recall) for recall in (0.9, 0.97, 0.99, 1)]
+    assert cuts == [cut("tuned", recall) for recall in (0.9, 0.97, 0.99, 1)]
+    assert cuts == sorted(cuts, reverse=True)
+    assert len(set(cuts)) == 4
+
+
 def test_the_expected_cut_is_the_best_under_the_calibrated_probabilities(binary):
     X, y = binary
     held = np.random.default_rng(0).normal(2.0 * y - 1.5, 1.0)
@@ -303,9 +319,44 @@ def test_params_reach_the_library(binary):
         ({"n_estimators": 0}, ValueError, "n_estimators must be a whole number from 1 up; got 0"),
         ({"learning_rate": -1.0}, ValueError, "learning_rate must be a number above 0; got -1.0"),
         ({"n_jobs": 0}, ValueError, "n_jobs must be a number of threads"),
+        ({"n_jobs": 1.5}, ValueError, "n_jobs must be a number of threads, or −1 for all; got 1.5"),
+        ({"n_jobs": "2"}, ValueError, "n_jobs must be a number of threads, or −1 for all; got '2'"),
+        ({"forms": 3}, ValueError, "forms must be some of .*; got 3"),
+        ({"params": {1: 2}}, TypeError, "the library's parameters by their names; got 1 for a name"),
+        ({"metric_options": 3}, TypeError, "metric_options must be a dict of the metric's options"),
         ({"params": [1]}, TypeError, "params must be a dict of the library's parameters; got list"),
         ({"params": {"objective": "binary"}}, ValueError, "params may not hold 'objective': use metric= instead"),
         ({"params": {"eta": 0.3}}, ValueError, "params may not hold 'eta': use learning_rate= instead"),
+        *(
+            ({"params": {name: 1}}, ValueError, f"params may not hold '{name}': use {other}= instead")
+            for name, other in {
+                "application": "metric",
+                "loss": "metric",
+                "metrics": "metric",
+                "num_classes": "metric",
+                "num_trees": "n_estimators",
+                "max_iter": "n_estimators",
+                "num_rounds": "n_estimators",
+                "nthreads": "n_jobs",
+                "early_stopping_round": "patience",
+                "early_stopping_rounds": "patience",
+            }.items()
+        ),
+        *(
+            ({"library": "catboost", "params": {name: 5}}, ValueError, f"may not hold '{name}': use patience= instead")
+            for name in ("od_wait", "od_type", "early_stopping_rounds")
+        ),
+        *(
+            ({"params": {name: 5}}, ValueError, f"may not hold '{name}': use sample_weight= of fit instead")
+            for name in ("scale_pos_weight", "is_unbalance", "class_weights", "auto_class_weights")
+        ),
+        ({"library": "xgboost", "params": {"base_score": 0.3}}, ValueError, "may not hold 'base_score': leave it out"),
+        ({"params": {"boosting": "dart"}}, ValueError, "its later rounds change the earlier trees"),
+        ({"params": {"boost": "dart"}}, ValueError, "Leave 'boost' out"),
+        ({"library": "xgboost", "params": {"booster": "dart"}}, ValueError, "Leave 'booster' out"),
+        ({"params": {"linear_tree": True}}, ValueError, "params must make trees that can be kept; got .* Leave out"),
+        ({"params": {"categorical_feature": [1]}}, ValueError, "params must make trees that can be kept"),
+        ({"library": "xgboost", "params": {"num_parallel_tree": 3}}, ValueError, "trees that can be kept"),
         ({"metric": "f11"}, ValueError, "did you mean 'f1'"),
         ({"pos_label": 7}, ValueError, r"pos_label must be one of the classes \[0, 1\]; got 7"),
         ({"average": "none"}, ValueError, "average"),
@@ -327,6 +378,29 @@ def test_a_fit_that_fails_says_why_and_leaves_the_model(binary, settings, error,
         model.fit(X, y)
     np.testing.assert_array_equal(model.predict_proba(X), before)
     assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_trees_that_change_after_they_were_scored_are_refused(monkeypatch, classes):
+    """By whatever parameter: here the refusal by name is taken away."""
+    monkeypatch.setattr("stepless.steppers._BOOSTING", ())
+    X, y = make_classification(400, 6, n_informative=4, n_classes=classes, random_state=0)
+    params = {"boosting": "dart", "drop_rate": 0.5, "skip_drop": 0.0}
+    with pytest.raises(ValueError, match="the rounds that are kept score rows otherwise than when they were grown"):
+        MetricBooster(params=params, forms=("cost",), patience=5, n_estimators=40, random_state=0).fit(X, y)
+
+
+def test_catboost_that_stops_by_itself_is_not_waited_for(binary):
+    X, y = binary
+    costs = Costs(METRICS["f1"], "binary", 2)
+    stepper = make_stepper(
+        costs, Rows(X.astype(np.float32), y, None, X[:0].astype(np.float32)), Settings("catboost", 2)
+    )
+    for _ in range(2):
+        stepper.step(np.eye(2))
+    with pytest.raises(ValueError, match=r"stopped by itself. Leave out of params what stops it, and use patience="):
+        stepper.step(np.eye(2))
+    stepper.close()
 
 
 def test_targets_that_cannot_be_learned(binary):
@@ -525,6 +599,27 @@ def test_without_rows_to_hold_out_there_is_no_score():
     model = MetricBooster("f1", n_estimators=5, random_state=0).fit(X, y)
     assert np.isnan(model.best_score_)
     assert model.model_.settings["score"] is None
+
+
+@pytest.mark.parametrize("n_members", [1, 3])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_class_of_one_row_is_held_out_as_any_other(several, library, n_members):
+    X, y = several
+    X, y = np.append(X, [[9.0] * 6], 0), np.append(y, "once")
+    model = MetricBooster("f1", library, n_estimators=10, n_members=n_members, random_state=0).fit(X, y)
+    assert model.best_score_ > 0.3
+    assert [member.n for member in model.model_.members] == [n_members] * 2
+    p = model.predict_proba(X)
+    assert p.shape == (401, 4)
+    np.testing.assert_allclose(p.sum(1), 1)
+    assert (model.predict(X) == y).mean() > 0.6
+
+
+def test_two_classes_with_one_row_of_one_are_grown_on_whole(binary):
+    X, y = binary
+    model = MetricBooster("f1", n_estimators=5, random_state=0).fit(X, np.arange(len(y)) == 7)
+    assert np.isnan(model.best_score_)
+    assert [member.n for member in model.model_.members] == [1, 1]
 
 
 def flags(rows, seed):

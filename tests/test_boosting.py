@@ -251,6 +251,31 @@ def test_scikit_learn_kin_take_it_too(classes):
         assert sl.score(xgb.fit(X, y).predict(X, output_margin=True), y, "f1") > 0.7
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_scikit_learn_kin_hand_their_weights_over(classes):
+    """As the libraries' own training does, which gives the data and finds the weights in it."""
+    X, y = table(classes=classes)
+    weight = np.random.default_rng(1).integers(1, 5, len(y)).astype(float)
+    several = {} if classes == 2 else {"task": "multiclass", "classes": classes}
+    aim, number = boosting.objective("f1", **several), {} if classes == 2 else {"num_class": classes}
+    lgb = lightgbm.LGBMClassifier(objective=aim, n_estimators=10, verbose=-1, n_jobs=1).fit(X, y, sample_weight=weight)
+    own = lightgbm.train(
+        {"objective": aim, "verbose": -1, "num_threads": 1, **number}, lightgbm.Dataset(X, y, weight=weight), 10
+    )
+    np.testing.assert_allclose(lgb.predict(X, raw_score=True), own.predict(X, raw_score=True))
+    aim = boosting.objective("f1", "xgboost", **several)
+    start, data = np.zeros((len(y), max(1, classes * (classes > 2)))), xgboost.DMatrix(X, y, weight=weight)
+    data.set_base_margin(start)
+    xgb = xgboost.XGBClassifier(objective=aim, n_estimators=10, n_jobs=1)
+    xgb.fit(X, y, sample_weight=weight, base_margin=start)
+    own = xgboost.train({"nthread": 1, **number}, data, 10, obj=aim)
+    margin = own.predict(data, output_margin=True)
+    np.testing.assert_allclose(xgb.get_booster().predict(data, output_margin=True), margin)
+    data.set_weight(np.ones(len(y)))
+    plain = xgboost.train({"nthread": 1, **number}, data, 10, obj=aim).predict(data, output_margin=True)
+    assert np.abs(plain - margin).max() > 0.1
+
+
 def test_catboost_refreshes_the_counts_after_each_pass():
     """Blocks in any order, of any size, and the worth is that of all rows of the last pass."""
     z, y, w = rows(200)

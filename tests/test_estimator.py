@@ -19,6 +19,7 @@ import sklearn
 import torch
 from sklearn.base import clone
 from sklearn.datasets import make_classification, make_multilabel_classification
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, fbeta_score, matthews_corrcoef
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -549,3 +550,87 @@ def test_a_checkpoint_is_for_one_seed_and_one_fit(binary, tmp_path):
     quick(checkpoint=path).fit(X, y)
     with pytest.raises(ValueError, match="belongs to another training run"):
         quick(checkpoint=str(path), learning_rate=0.1).fit(X, y)
+    with pytest.raises(ValueError, match="belongs to another training run"):
+        quick(checkpoint=str(path), dropout=0.1).fit(X, y)
+
+
+def test_a_checkpoint_is_not_for_a_fit_that_goes_on(binary, tmp_path):
+    X, y = binary
+    path = tmp_path / "state.safetensors"
+    for go_on in (quick(checkpoint=path).partial_fit, quick(checkpoint=path, warm_start=True).fit):
+        with pytest.raises(ValueError, match=r"a checkpoint keeps one fit from its beginning; .* Leave checkpoint out"):
+            go_on(X, y)
+    assert not path.exists()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is said of wrong settings and labels
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"model": nn.Linear(8, 1)}, ValueError, r"model must be a factory, .* got one Linear .*model=lambda: Linear"),
+        ({"hidden": ()}, ValueError, 'hidden must hold the width of a layer or more; got none. Use model="linear"'),
+        ({"candidates": 3}, ValueError, "candidates must be some of .*; got 3"),
+        ({"candidates": [["linear"]]}, ValueError, "candidates must be some of .*; got"),
+        ({"metric_options": ["a"]}, TypeError, "metric_options must be a dict of the metric's options, as in"),
+        ({"metric_options": {1: 2}}, TypeError, "metric_options must be a dict of the metric's options, as in"),
+        ({"device": None}, ValueError, 'device must be the name of one, such as "cpu" or "cuda"; got None'),
+        ({"checkpoint": 3}, ValueError, "checkpoint must be the path of a file; got 3"),
+        ({"checkpoint": "no/such/folder/state"}, FileNotFoundError, "needs a folder that exists; no/such/folder does"),
+        ({"learning_rate": True}, ValueError, "learning_rate must be a number above 0; got True"),
+        ({"learning_rate": 1e30, "batch_size": 5, "epochs": 20}, FloatingPointError, "or bring the features to a"),
+    ],
+)
+def test_wrong_settings_say_what_is_needed(binary, settings, error, message):
+    with pytest.raises(error, match=message):
+        quick(**settings).fit(*binary)
+
+
+def test_numbers_of_numpys_are_numbers(binary):
+    X, y = binary
+    given = {"learning_rate": np.float32(0.25), "weight_decay": np.float32(0.5), "dropout": np.float32(0.5)}
+    model = quick(**given, candidates=("cross_entropy",)).fit(X, y)
+    plain = quick(**{k: float(v) for k, v in given.items()}, candidates=("cross_entropy",)).fit(X, y)
+    np.testing.assert_array_equal(model.predict_proba(X), plain.predict_proba(X))
+
+
+def test_a_graph_needs_a_folder(binary, tmp_path):
+    model = quick(candidates=("cross_entropy",)).fit(*binary)
+    with pytest.raises(FileNotFoundError, match=r"to_onnx needs a folder that exists; .* does not. Make it first"):
+        model.to_onnx(tmp_path / "none" / "model.onnx")
+
+
+ESTIMATORS = {
+    "classifier": lambda: quick(candidates=("cross_entropy",)),
+    "booster": lambda: sl.MetricBooster(n_estimators=3, n_members=2, random_state=0),
+    "tuned": lambda: sl.TunedThreshold(LogisticRegression(), cv=2),
+}
+
+
+@pytest.mark.parametrize("make", ESTIMATORS.values(), ids=ESTIMATORS)
+def test_labels_that_are_objects_are_what_they_are(binary, make):
+    X, y = binary
+    for kind in (int, bool, float):
+        labels = y.astype(kind)
+        model = make().fit(X, pd.Series(labels, dtype=object))
+        assert model.classes_.dtype == labels.dtype
+        np.testing.assert_array_equal(model.predict(X), make().fit(X, labels).predict(X))
+        assert model.score(X, labels.astype(object)) == model.score(X, labels)
+    text = np.array(["no", "yes"], dtype=object)[y]
+    model = make().fit(X, text)
+    for gap in (None, np.nan, pd.NA):
+        missing = text.copy()
+        missing[3] = gap
+        for call in (make().fit, model.score):
+            with pytest.raises(ValueError, match=r"Input y contains NaN. Leave out the rows that have no label."):
+                call(X, missing)
+    for odd in (0, 1.5):
+        mixed = text.copy()
+        mixed[[0, 3]] = odd, "no"
+        with pytest.raises(
+            ValueError, match=r"labels of one kind, all texts or all numbers; got (int|float), str. Use"
+        ):
+            make().fit(X, mixed)

@@ -138,7 +138,7 @@ def test_an_architecture_survives_json(architecture):
         (("mlp", 3, True), "outputs must be"),
         (("mlp", 3, 1, (8, 0)), "hidden must hold the widths"),
         (("mlp", 3, 1, "64"), "hidden must hold the widths"),
-        (("mlp", 3, 1, ()), "at least one hidden layer"),
+        (("mlp", 3, 1, ()), 'at least one hidden layer; got none. Use "linear" for that'),
         (("linear", 3, 1, (8,)), "has no hidden layers"),
         (("mlp", 3, 1, (8,), 1.0), "dropout is a share"),
         (("linear", 3, 1, None, 0.1), "has no effect"),

@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import stepless as sl
 from stepless import folders, persist
 from stepless.folders import ModelFileError
 from stepless.frames import read_table
@@ -689,3 +690,66 @@ def test_several_processes_may_save_while_others_load(tmp_path):
     assert [process.wait() for process in savers] == [0, 0]
     assert loads > 3
     assert whole(path) in {0.25, 0.75}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The parameters of estimators
+# ---------------------------------------------------------------------------------------------------------------------
+
+OPTIONS = {
+    "array": ("cost", {"costs": np.array([[0, 1, 4], [1, 0, 1], [4, 1, 0]]) / 3}),
+    "nan": ("precision", {"zero_division": math.nan}),
+    "numpy nan": ("precision", {"zero_division": np.float32("nan")}),
+}
+
+
+@pytest.fixture(scope="module")
+def three():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 3))
+    return X, np.digitize(X[:, 0] + 0.5 * rng.normal(size=200), [-0.5, 0.5])
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("tuned", [False, True])
+def test_a_loaded_model_scores_the_same_metric(three, options, tuned, tmp_path):
+    X, y = three
+    metric, given = OPTIONS[options]
+    model = sl.MetricClassifier(
+        metric, metric_options=given, candidates=("cross_entropy",), n_members=2, epochs=3, random_state=0
+    )
+    model = sl.TunedThreshold(model, metric, metric_options=given, cv=2) if tuned else model
+    model.fit(X, y).save(tmp_path / "model")
+    again = sl.load(tmp_path / "model")
+    assert again.score(X, y) == model.score(X, y)
+    (before,), (after,) = given.values(), again.metric_options.values()
+    np.testing.assert_array_equal(before, after)
+    json.loads((tmp_path / "model/model.json").read_text(), parse_constant=pytest.fail)
+    again.save(tmp_path / "again")
+    assert sl.load(tmp_path / "again").score(X, y) == model.score(X, y)
+
+
+def test_parameters_that_cannot_be_saved_are_not_lost_without_a_word(three, tmp_path):
+    X, y = three
+    model = sl.MetricBooster(n_estimators=3, n_members=2, random_state=np.random.RandomState(0)).fit(X, y)
+    with pytest.warns(
+        UserWarning, match=r"keeps parameters that JSON can hold; not kept: random_state \(RandomState\)"
+    ):
+        model.save(tmp_path / "model")
+    assert sl.load(tmp_path / "model").random_state is None
+    model.set_params(random_state=0, metric_options={"beta": 1j})
+    with pytest.raises(
+        ValueError, match=r"metric_options that are numbers, .* got {'beta': 1j}. Without them it would"
+    ):
+        model.save(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_parameters_that_we_did_not_write_are_refused(tmp_path):
+    model, deep = make_model("binary"), []
+    for _ in range(600):
+        deep = [deep]
+    estimator = sl.MetricClassifier.from_model(replace(model, settings={"params": {"metric_options": {"$float": []}}}))
+    assert estimator.metric_options == {"$float": []}
+    with pytest.raises(ValueError, match="nested too deeply"):
+        sl.MetricClassifier.from_model(replace(model, settings={"params": {"metric_options": deep}}))

@@ -1,5 +1,11 @@
 """Training works: the papers' own first experiment, in a plain loop."""
 
+import functools
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from sklearn.datasets import make_classification
@@ -8,6 +14,13 @@ from sklearn.metrics import balanced_accuracy_score, f1_score
 from sklearn.model_selection import StratifiedKFold
 
 import stepless as sl
+from stepless import training
+from stepless.batches import Data
+from stepless.checkpoints import CheckpointError
+from stepless.metric_objectives import OnMetric
+from stepless.nets import Architecture, FactoryMembers, Members
+from stepless.objectives import Losses
+from stepless.training import Plan, _written
 
 
 def anyloss_set_1():
@@ -49,3 +62,103 @@ def test_a_logistic_unit_reaches_the_papers_scores_on_set_1(metric, reference, a
 
 def test_cross_entropy_falls_short_on_set_1():
     assert cross_validated(torch.nn.BCEWithLogitsLoss(), f1_score, *anyloss_set_1()) < 0.56
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The checkpoint of other settings
+# ---------------------------------------------------------------------------------------------------------------------
+
+ROWS = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+SHAPE = Architecture("mlp", 3, 1, (4,))
+
+
+class Net(torch.nn.Module):
+    def __init__(self, act=torch.tanh, factor=1.0):
+        super().__init__()
+        self.layer, self.act, self.factor = torch.nn.Linear(3, 1), act, factor
+
+    def forward(self, x):
+        return self.layer(x) * self.factor
+
+
+def run(path, *, net=SHAPE, metric="f1", monitor=None):
+    members = (Members if isinstance(net, Architecture) else FactoryMembers)(net, 2, (0, 1))
+    index = torch.arange(40)
+    data = Data(ROWS, (ROWS[:, 0] > 0).float(), rows=(index[:30], index[10:]), held=(index[30:], index[:10]))
+    losses = Losses([(OnMetric(metric, "binary"), 2)])
+    return training.train(members, data, losses, Plan(epochs=2, batch_size=20), 0, checkpoint=path, monitor=monitor)
+
+
+def scaled(factor):
+    return lambda tp, fp, fn, tn: factor * tp / (tp + fp + fn)
+
+
+def judged(sign):
+    return lambda logits, target, weight: sign * logits.mean((1, 2))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"net": SHAPE}, {"net": replace(SHAPE, dropout=0.5)}),
+        ({"net": Net}, {"net": lambda: Net(factor=2.0)}),
+        ({"net": Net}, {"net": lambda: Net(act=scaled(1))}),
+        (
+            {"net": lambda: torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Tanh())},
+            {"net": lambda: torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Sigmoid())},
+        ),
+        ({"metric": lambda tp, fp, fn, tn: tp / (tp + fp)}, {"metric": lambda tp, fp, fn, tn: tp / (tp + fn)}),
+        ({"metric": scaled(1.0)}, {"metric": scaled(2.0)}),
+        ({"monitor": judged(1)}, {"monitor": judged(-1)}),
+        ({}, {"monitor": judged(1)}),
+    ],
+)
+def test_the_checkpoint_of_other_networks_or_functions_is_refused(tmp_path, first, second):
+    path = tmp_path / "run"
+    done = run(path, **first)
+    np.testing.assert_array_equal(run(path, **first).train, done.train)
+    with pytest.raises(CheckpointError, match="belongs to another training run"):
+        run(path, **second)
+
+
+CODE = """
+import functools
+import torch
+from stepless.training import _written
+
+SCALE, NAMES = 2.0, frozenset({"a", "b", "c", "d"})
+def helper(x): return SCALE * x if x in {"a", "b", "c", "d"} else again(x)
+def again(x): return helper(x)
+class Kind:
+    def __init__(self): self.beta, self.state = 2, object()
+    def __call__(self, tp, *, k=[1, (2, "x")]): return [helper(tp) for _ in range(3)]
+    def method(self): return torch.ones(2)
+weights = torch.tensor([1.0, 2.0])
+made = [helper, Kind, Kind(), Kind().method, functools.partial(helper, 3), lambda: weights, torch.nn.Tanh(), len]
+print([_written(thing) for thing in made])
+"""
+
+
+def test_code_is_the_same_in_every_process():
+    found = {
+        subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    }
+    assert len(found) == 1
+    assert " at 0x" not in found.pop()
+
+
+def test_code_differs_where_something_else_is_computed():
+    def with_default(x, k=1):
+        return k * x
+
+    texts = [
+        _written(thing)
+        for thing in (
+            scaled(1), scaled(2), judged(1), with_default, functools.partial(with_default, k=2), Net, Net(),
+            Net(None, 2), lambda: torch.tanh, lambda: torch.relu, lambda: ROWS, [scaled(3)], {"a": 1}, len,
+            torch.ones(2), {1},
+        )
+    ]  # fmt: skip
+    assert len(set(texts)) == len(texts)
+    assert _written(scaled(1)) == _written(scaled(1))

@@ -698,3 +698,18 @@ def test_tables_too_small_to_be_split():
     with pytest.raises(ValueError, match=r"cv=5 needs a class of 5 rows; the largest has 3"):
         sl.TunedThreshold(LogisticRegression(), "f1").fit(X[:6], np.arange(6) % 2)
     assert sl.TunedThreshold(LogisticRegression(), "f1", cv=2).fit(X[:6], np.arange(6) % 2).predict(X).shape == (20,)
+
+
+@pytest.mark.parametrize(
+    ("settings", "weight", "error", "message"),
+    [
+        ({}, -1.0, ValueError, "Negative values in data passed to `sample_weight`"),
+        ({"cv": []}, None, ValueError, "cv must make at least one split into training and test rows; it makes none"),
+        ({"metric_options": ["a"]}, None, TypeError, "metric_options must be a dict of the metric's options"),
+    ],
+)
+def test_what_cannot_be_tuned_says_what_is_needed(binary, settings, weight, error, message):
+    X, y = binary
+    weight = None if weight is None else np.full(len(y), weight)
+    with pytest.raises(error, match=message):
+        sl.TunedThreshold(LogisticRegression(), **settings).fit(X, y, weight)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Collection
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any, get_args
@@ -48,9 +49,11 @@ class MetricBooster(Predicting):
     next. They also say when to stop, on the metric itself, calibrate the probabilities, and say where to cut. What
     predicts is the mean of all boosters.
 
-    A table of fewer than 50 distinct rows leaves none to hold out, unless it has ten or more of each kind: one booster
-    of each form is then grown on all rows, equal ones made one of their weights together, and cut at ½, and
-    ``best_score_`` is NaN.
+    A table of fewer than 50 distinct rows leaves none to hold out, unless it has ten or more of each kind; nor does one
+    of two classes with a single row of one of them. One booster of each form is then grown on all rows, equal ones made
+    one of their weights together, and cut at ½ (where there are constraints, where these rows meet them); no
+    probability is calibrated, and ``best_score_`` is NaN. Of several classes one may have a single row: the trees that
+    it is held out from do not know it, the others do.
 
     Args:
         metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
@@ -59,8 +62,10 @@ class MetricBooster(Predicting):
             them. Where there are constraints, plain cross-entropy alone is used, and the threshold meets them.
         threshold: ``"expected"`` for the threshold (multiclass: offsets) that is best if every held-out row is of a
             class with the probability that it is calibrated to, which is steadier than the best on their few true
-            labels; ``"tuned"`` for the best on these (and for several classes without ``calibrate``); ``"half"`` for ½
-            (the largest score); ``"auto"`` for the better of the last two on held-out rows.
+            labels; of two classes it leaves out at least 5 % of these rows, and says yes to some, so that it is never
+            the same for everybody. ``"tuned"`` for the best on their labels (and for several classes without
+            ``calibrate``, and with constraints); ``"half"`` for ½ (the largest score); ``"auto"`` for the better of
+            the last two on held-out rows.
         n_members: Boosters of each form, and so folds; 1 holds out a fifth of the rows once.
         n_estimators: Rounds, at most.
         learning_rate: How far each goes.
@@ -69,7 +74,8 @@ class MetricBooster(Predicting):
         params: Further parameters by the library's own names, such as ``{"num_leaves": 15}``. Where they do not say, a
             tree of LightGBM's that tells several classes apart sees 80 % of the rows, and some of many columns.
         average: Multiclass: ``"macro"`` (default), ``"micro"`` or ``"weighted"``.
-        subject_to: Constraints, as in ``"precision >= 0.9"``.
+        subject_to: Constraints, as in ``"precision >= 0.9"``. The threshold meets them on held-out rows; where none are
+            held out, on rows that the trees have grown on, and so hardly on others.
         metric_options: Options of the metric, as in ``{"beta": 2}``, or ``{"maximize": False}`` for a formula.
         pos_label: Binary: which class is the positive one. By default 1 or True where there is one (``{0, 1}``,
             ``{-1, 1}``), otherwise the rarer class.
@@ -80,7 +86,9 @@ class MetricBooster(Predicting):
 
     Attributes:
         rounds_: For each form, how many rounds were kept.
-        history_: For each form, the metric of held-out rows after every fifth round, greater being better.
+        history_: For each form, the metric of held-out rows after every fifth round, greater being better; with
+            constraints, minus their mean cross-entropy. Of two classes it is the metric at the best of all cuts, unless
+            ``threshold`` is ``"half"``. Where no rows are held out, it is that of all.
 
     Those of `stepless.predicting.Predicting` as well.
 
@@ -189,6 +197,9 @@ class MetricBooster(Predicting):
             raise ValueError(f"learning_rate must be a number above 0; got {rate!r}.")
         if self.params is not None and not isinstance(self.params, dict):
             raise TypeError(f"params must be a dict of the library's parameters; got {type(self.params).__name__}.")
+        for name in self.params or {}:
+            if not isinstance(name, str):
+                raise TypeError(f"params must hold the library's parameters by their names; got {name!r} for a name.")
         seed = self.random_state
         seed = int(seed) if isinstance(seed, Integral) else int(check_random_state(seed).randint(2**31 - 1))
         return Settings(
@@ -206,17 +217,18 @@ class MetricBooster(Predicting):
     def _forms(self, rule: Rule) -> tuple[Form, ...]:
         check_cut(self.threshold, rule.subject_to)
         forms, known = self.forms, get_args(Form)
-        if isinstance(forms, str) or not forms or len(set(forms)) < len(forms) or not set(forms) <= set(known):
+        listed = isinstance(forms, Collection) and not isinstance(forms, str) and all(isinstance(f, str) for f in forms)
+        if not listed or not forms or len(set(forms)) < len(forms) or not set(forms) <= set(known):
             raise ValueError(f"forms must be some of {', '.join(map(repr, known))}; got {forms!r}.")
         return ("cross_entropy",) if rule.subject_to is not None else tuple(forms)
 
     def _folds(self, target: NDArray[np.int64], rule: Rule) -> int:
         """How many folds there can be; 0 for none."""
-        smallest = int(np.bincount(target).min())
-        if smallest < 2:
-            return 0
+        if rule.task != "binary":  # trees that have not seen a class still tell the others apart
+            return int(self.n_members)
         # without a row of each class left to grow on, there is nothing to decide
-        return min(int(self.n_members), smallest) if rule.task == "binary" else int(self.n_members)
+        smallest = int(np.bincount(target).min())
+        return min(int(self.n_members), smallest) if smallest > 1 else 0
 
     def _watch(self) -> Watch:
         if self.subject_to is not None:
@@ -241,11 +253,11 @@ class MetricBooster(Predicting):
         rows = np.concatenate(folds) if folds else np.arange(len(target))
         numbers = np.repeat(np.arange(len(folds)), [len(fold) for fold in folds]) if folds else np.zeros(len(rows), int)
         y, w = target[rows], None if weight is None else weight[rows]
-        met = rule.task == "binary" or rule.subject_to is None  # constraints on offsets are met by tuned ones alone
-        if self.threshold == "expected" and folds and met and foreseeable(rule, calibrate=self.calibrate):
+        free = rule.subject_to is None  # constraints are met by what is tuned on true labels alone
+        if self.threshold == "expected" and folds and free and foreseeable(rule, calibrate=self.calibrate):
             return expected(held, rule, y, w, calibrate=self.calibrate)
         cut: Any = "tuned" if self.threshold == "expected" else self.threshold
-        if not folds and rule.subject_to is None:
+        if not folds and free:
             cut = "half"  # of rows that the trees have grown on there is nothing to be learned about the cut
         average = Ensemble("average", growths[0].ensemble.member, held)
         return choose([average], rule, y, w, numbers, cut=cut, calibrate=self.calibrate and bool(folds))
@@ -276,11 +288,14 @@ class MetricBooster(Predicting):
         return tags
 
 
-def _threads(n_jobs: int | None) -> int:
+def _threads(n_jobs: Any) -> int:
     """As joblib counts them: None is one, −1 all, −2 all but one."""
-    if n_jobs == 0:
-        raise ValueError("n_jobs must be a number of threads, or −1 for all; got 0.")
-    return 1 if n_jobs is None else n_jobs if n_jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + n_jobs)
+    if n_jobs is None:
+        return 1
+    if isinstance(n_jobs, bool) or not isinstance(n_jobs, Integral) or n_jobs == 0:
+        raise ValueError(f"n_jobs must be a number of threads, or −1 for all; got {n_jobs!r}.")
+    threads = int(n_jobs)
+    return threads if threads > 0 else max(1, (os.cpu_count() or 1) + 1 + threads)
 
 
 def _are_distinct(matrix: NDArray[np.float32]) -> bool:

@@ -151,8 +151,9 @@ class Objective:
 class RowsObjective(Objective):
     """For libraries that hand over all rows: ``(scores, data)``, or of scikit-learn's kin ``(target, scores)``."""
 
-    def __call__(self, first: Any, second: Any, weight: Any = None) -> tuple[Floats, Floats]:
-        """Gradient and hessian of all rows."""
+    def __call__(self, first: Any, second: Any, sample_weight: Any = None) -> tuple[Floats, Floats]:
+        """Gradient and hessian of all rows; XGBoost looks for the weights by this name, LightGBM by their place."""
+        weight = sample_weight
         if hasattr(second, "get_label"):
             scores, target = first, second.get_label()
             weight = second.get_weight()

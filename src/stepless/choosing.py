@@ -201,7 +201,8 @@ def expected(held: Floats, rule: Rule, target: NDArray[Any], weight: NDArray[Any
     """Calibrate held-out scores, and cut where the metric is best if rows are of a class as often as that says.
 
     The best cut on true labels follows each of them, and of a rare class there are few. A calibration is a smooth fit
-    to all rows, and so is the metric's expectation under it.
+    to all rows, and so is the metric's expectation under it. Constraints are for true labels, and have no place here.
+    Of two classes the cut leaves out at least 5 % of the rows, and says yes to some (`_leave_some`).
 
     Args:
         held: Logits of held-out rows of two classes or of labels, or log-probabilities of several classes.
@@ -242,7 +243,7 @@ def _expected_cut(
     p: Floats, rule: Rule, weight: NDArray[Any] | None, calibration: Calibration, *, calibrate: bool
 ) -> tuple[float, Calibration]:
     """The threshold at which the metric of two classes is best in expectation, and the calibration it is for."""
-    cut = tune_threshold(p, p, rule.resolved, rule.subject_to, weight, inputs="probabilities").threshold
+    cut = tune_threshold(p, p, rule.resolved, None, weight, inputs="probabilities").threshold
     assert isinstance(cut, float)
     cut = _leave_some(cut, p, weight)
     if not calibrate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -48,7 +49,8 @@ except ModuleNotFoundError as error:
         'MetricClassifier needs scikit-learn: pip install "stepless[sklearn]"', name="sklearn"
     ) from None
 
-#: In tables of up to so many rows equal ones are made one, which makes a weight of k the same as k rows, exactly.
+#: In tables of up to so many rows equal ones are made one, which makes a weight of k the same as k rows, exactly;
+#: unless they are draws from few kinds.
 _SMALL = 1000
 
 
@@ -89,8 +91,8 @@ class MetricClassifier(Predicting):
     worth to the metric. Each has ``n_members`` of its kind, which leave out a fold of rows in turn. The rows that a
     member has not seen say what each kind counts in the mean of all, calibrate the probabilities, and say where to cut
     them for the metric. Numbers are standardised, categories made columns, and missing values handled, for numpy
-    arrays, pandas and polars alike. In tables of up to 1,000 rows a weight of k is the same as k rows, exactly; in
-    larger ones but for chance.
+    arrays, pandas and polars alike. In tables of up to 1,000 rows a weight of k is the same as k rows, exactly, unless
+    rows are of so few kinds that there are ten or more of each; there and in larger tables it is but for chance.
 
     Args:
         metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
@@ -100,14 +102,17 @@ class MetricClassifier(Predicting):
         candidates: Who takes part, some of `stepless.lineup.NAMES`: losses of the networks (``"cross_entropy"``,
             ``"mixture"``, ``"metric"``, ``"blend"``, ``"cost_weighted"``), ``"linear"``, ``"trees"`` and
             ``"cost_trees"``. None for those that suit the table. One that does not go with the metric is left out
-            (costs have no samples average).
+            (costs have no samples average). Networks alone take part with ``warm_start``, from the first fit on, in
+            `partial_fit`, and where ``model`` is a factory.
         combine: ``"stack"`` for the mean of all, weighted so that held-out rows are most likely; ``"best"`` for the one
             with the best metric on held-out rows, or their plain average where that is better.
         threshold: ``"expected"`` for the threshold (multiclass: offsets) that is best if every held-out row is of a
             class with the probability that it is calibrated to, which is steadier than the best on their few true
-            labels; ``"tuned"`` for the best on these, ``"half"`` for ½ (the largest probability), ``"auto"`` for
-            whichever of the two does better on held-out rows. For several classes or labels without ``calibrate``,
-            and for a samples average, ``"expected"`` is ``"auto"``.
+            labels; of two classes it leaves out at least 5 % of these rows, and says yes to some, so that it is never
+            the same for everybody. ``"tuned"`` for the best on their labels, ``"half"`` for ½ (the largest
+            probability), ``"auto"`` for whichever of the two does better on held-out rows. For several classes or
+            labels without ``calibrate``, and for a samples average, ``"expected"`` is ``"auto"``; with constraints
+            both are ``"tuned"``.
         n_members: Members of each kind, and so folds; 1 holds out a fifth of the rows once.
         average: Multiclass and multilabel: ``"macro"`` (default), ``"micro"``, ``"weighted"``, or ``"samples"``.
         subject_to: Constraints, as in ``"precision >= 0.9"``.
@@ -124,10 +129,11 @@ class MetricClassifier(Predicting):
         dropout: The share of hidden units that rest in a step.
         early_stopping: Whether a network stops when a tenth of its training rows, held out for that, gets no better.
         patience: For how many epochs it may get no better.
-        warm_start: Whether `fit` goes on from the networks of the last fit.
+        warm_start: Whether `fit` goes on from the networks of the last fit. Networks alone can: a linear model and
+            trees take no part, in the first fit either.
         device: Where to train: ``"cpu"``, ``"cuda"``, …; predictions are made on the CPU.
         checkpoint: A file that keeps the state of the training: a fit that was killed goes on from there when it is
-            started again on the same data with the same settings.
+            started again on the same data with the same settings. Not for `partial_fit` and ``warm_start``.
         verbose: Whether to show a progress bar.
         random_state: Seed of folds, weights and batches; the same seed gives the same model, bit by bit.
 
@@ -280,6 +286,11 @@ class MetricClassifier(Predicting):
     ) -> _Fit:
         """A fit, from data that are known to be good."""
         self._check_settings(rule)
+        if self.checkpoint is not None and (pooled or self.warm_start):
+            raise ValueError(
+                "a checkpoint keeps one fit from its beginning; partial_fit and warm_start=True go on from the fit"
+                " before, which it does not hold. Leave checkpoint out, or fit anew."
+            )
         features = self._features(table, weight, last)
         matrix = features.matrix(table)
         if len(matrix) <= _SMALL and not are_draws(matrix):
@@ -373,6 +384,12 @@ class MetricClassifier(Predicting):
         members: Any = self.n_members
         if isinstance(members, bool) or not isinstance(members, Integral) or members < 1:
             raise ValueError(f"n_members must be a whole number from 1 up; got {members!r}.")
+        if isinstance(self.model, torch.nn.Module):
+            name = type(self.model).__name__
+            raise ValueError(
+                f"model must be a factory, which builds a new network for every member; got one {name} that is built"
+                f" already. Pass a function that builds it, as in model=lambda: {name}(…)."
+            )
         if not (self.model in ("mlp", "linear") if isinstance(self.model, str) else callable(self.model)):
             raise ValueError(f'model must be "mlp", "linear", or a factory of a torch.nn.Module; got {self.model!r}.')
         if self.checkpoint is not None and not isinstance(self.random_state, Integral):
@@ -380,8 +397,13 @@ class MetricClassifier(Predicting):
                 "a checkpoint is for one seed: pass random_state a whole number, so that the fit that goes on is the"
                 f" fit that was begun; got {self.random_state!r}."
             )
+        if not isinstance(self.checkpoint, str | os.PathLike | None):
+            raise ValueError(f"checkpoint must be the path of a file; got {self.checkpoint!r}.")
+        device: Any = self.device
+        if isinstance(device, bool) or not isinstance(device, str | torch.device | int):
+            raise ValueError(f'device must be the name of one, such as "cpu" or "cuda"; got {device!r}.')
         try:
-            torch.empty(0, device=self.device)
+            torch.empty(0, device=device)
         except (RuntimeError, AssertionError) as error:  # the latter where torch was built without the device
             reason = str(error).strip().splitlines()[0]
             raise ValueError(f"device={self.device!r} cannot be used: {reason}") from None
@@ -409,8 +431,10 @@ class MetricClassifier(Predicting):
             hidden = tuple(int(width) if isinstance(width, Integral) else width for width in hidden)
         if self.model != "mlp" and (hidden != HIDDEN or self.dropout):
             raise ValueError('hidden and dropout are for model="mlp", and would have no effect; leave them out.')
+        if self.model == "mlp" and hidden == ():
+            raise ValueError('hidden must hold the width of a layer or more; got none. Use model="linear" for that.')
         if self.model == "mlp":
-            return Architecture("mlp", inputs, outputs, hidden, self.dropout)
+            return Architecture("mlp", inputs, outputs, hidden, _number(self.dropout))
         if self.model == "linear":
             return Architecture("linear", inputs, outputs)
         return self.model
@@ -423,7 +447,8 @@ class MetricClassifier(Predicting):
             "patience": self.patience if self.early_stopping else None,
         }
         whole = {name: int(n) if isinstance(n, Integral) else n for name, n in numbers.items()}
-        return automatic_plan(rows, **whole, learning_rate=self.learning_rate, weight_decay=self.weight_decay)
+        rate, decay = _number(self.learning_rate), _number(self.weight_decay)
+        return automatic_plan(rows, **whole, learning_rate=rate, weight_decay=decay)
 
     def _seed(self) -> int:
         if isinstance(self.random_state, Integral):
@@ -435,6 +460,11 @@ class MetricClassifier(Predicting):
         tags.input_tags.allow_nan = bool(self.preprocess)
         tags.classifier_tags.multi_label = True
         return tags
+
+
+def _number(value: Any) -> Any:
+    """A number of numpy's as one of Python's; anything else as it is, for who takes it to judge."""
+    return float(value) if isinstance(value, np.floating | np.integer) else value
 
 
 @contextmanager

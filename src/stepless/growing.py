@@ -28,6 +28,7 @@ Watch = Literal["cut", "half", "loss"]
 _EVERY = 5
 #: A gain of less is none: the order of additions must not decide when to stop.
 _SAME = 1e-12
+_CHANGED = "the rounds that are kept score rows otherwise than when they were grown"
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,25 @@ def grow(
             stepper.close()
     starts = tuple(tuple(stepper.initial.tolist()) for stepper in steppers)
     member = BoosterMember(settings.library, boosters, matrix.shape[1], starts)
+    if settings.params:
+        _check_kept(member, settings, [matrix[fold] for fold in folds] or [matrix], pooled)
     return Growth(Ensemble(costs.form, member, _log_scores(costs, pooled)), rounds, np.array(scores))
+
+
+def _check_kept(
+    member: BoosterMember, settings: Settings, watched: Sequence[NDArray[np.float32]], pooled: Floats
+) -> None:
+    """Raise where a user's parameters made trees that cannot be read again, or not as they were when scored."""
+    try:
+        own = [member.scores(part)[place] for place, part in enumerate(watched)]
+        fault = "" if np.allclose(np.concatenate(own), pooled.reshape(-1, member.outputs), 1e-3, 1e-3) else _CHANGED
+    except ValueError as error:
+        fault = str(error)
+    if fault:
+        raise ValueError(
+            f"params must make trees that can be kept; got {dict(settings.params)}, and {fault.rstrip('.')}. Leave out"
+            " what makes another kind of trees than the library's usual ones."
+        )
 
 
 def _watched(costs: Costs, scores: Floats, target: NDArray[np.int64], weight: Floats | None, watch: Watch) -> float:

@@ -6,7 +6,7 @@ counts in it is settled by `stepless.stacking`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -40,7 +40,8 @@ def check_names(names: Any) -> None:
     """Raise unless these name who takes part, among them a loss of the networks; None leaves it to `lineup`."""
     if names is None:
         return
-    if isinstance(names, str) or not names or len(set(names)) < len(names) or not set(names) <= set(NAMES):
+    listed = isinstance(names, Collection) and not isinstance(names, str) and all(isinstance(n, str) for n in names)
+    if not listed or not names or len(set(names)) < len(names) or not set(names) <= set(NAMES):
         raise ValueError(f"candidates must be some of {', '.join(map(repr, NAMES))}; got {names!r}.")
     if not set(names) & set(CANDIDATES):
         raise ValueError(

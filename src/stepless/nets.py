@@ -63,9 +63,9 @@ class Architecture:
         if not isinstance(hidden, tuple | list) or not all(map(_is_size, hidden)):
             raise ValueError(f"hidden must hold the widths of the layers, as in (64, 64); got {hidden!r}.")
         if self.kind == "linear" and hidden:
-            raise ValueError(f'a "linear" network has no hidden layers; got {tuple(hidden)}. Use kind="mlp" for these.')
+            raise ValueError(f'a "linear" network has no hidden layers; got {tuple(hidden)}. Use "mlp" for these.')
         if self.kind == "mlp" and not hidden:
-            raise ValueError('an "mlp" has at least one hidden layer; got none. Use kind="linear" for that.')
+            raise ValueError('an "mlp" has at least one hidden layer; got none. Use "linear" for that.')
         object.__setattr__(self, "hidden", tuple(hidden))
         if isinstance(self.dropout, bool) or not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is a share of units, in [0, 1); got {self.dropout!r}.")
@@ -328,6 +328,11 @@ class FactoryMembers(nn.Module):
                 tensor.copy_(tensors[name])
         return members
 
+    @property
+    def template(self) -> nn.Module:
+        """A module that computes what all members do; its weights are not theirs."""
+        return self._template[0]
+
     def tensors(self) -> dict[str, Tensor]:
         """Weights and buffers by the module's own names, stacked over members, on the CPU, for `from_tensors`."""
         return {name: value.detach().cpu().contiguous() for name, value in self._stacked().items()}
@@ -338,7 +343,7 @@ class FactoryMembers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of every member."""
-        self._template[0].train(self.training)
+        self.template.train(self.training)
         seed = int(torch.randint(2**62, (), generator=self._generator))
         if self._together is not None:
             return self._seeded(seed, x, together=self._together)
@@ -372,7 +377,7 @@ class FactoryMembers(nn.Module):
 
     def _seeded(self, seed: int, x: Tensor, *, together: bool) -> Tensor:
         def one(state: dict[str, Tensor], part: Tensor) -> Tensor:
-            return _checked(functional_call(self._template[0], state, (part,)), part)
+            return _checked(functional_call(self.template, state, (part,)), part)
 
         state, shared = self._stacked(), x.dim() == 2
         with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):

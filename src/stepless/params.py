@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 #: Parameters of where and how a fit runs, which say nothing of the model.
 _PASSING = ("checkpoint", "device", "verbose", "n_jobs")
+#: Those that may be code, which is not saved; a loaded model says so where it would need it.
+_MAY_BE_CODE = ("metric", "model")
+#: What holds a number that JSON has no word for.
+_MARK = "$float"
+_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def json_params(estimator: Any) -> dict[str, Any]:
-    """The parameters that JSON can hold; functions and other code are left out.
+    """The parameters that JSON can hold, arrays as nested lists; functions and other code are left out.
 
     Example:
         >>> from types import SimpleNamespace
@@ -27,12 +34,53 @@ def json_params(estimator: Any) -> dict[str, Any]:
     return plain
 
 
+def from_json(value: Any) -> Any:
+    """What `json_params` made plain, with the numbers that JSON has no word for.
+
+    Example:
+        >>> from_json({"beta": 2, "zero_division": {"$float": "nan"}})
+        {'beta': 2, 'zero_division': nan}
+    """
+    if isinstance(value, list):
+        return [from_json(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    number = value.get(_MARK)
+    if len(value) == 1 and isinstance(number, str) and number in _NUMBERS:
+        return _NUMBERS[number]
+    return {name: from_json(part) for name, part in value.items()}
+
+
+def check_savable(estimator: Any, names: Sequence[str] | None = None) -> None:
+    """Raise for options of the metric that JSON cannot hold, and warn of other parameters that will not be saved.
+
+    Args:
+        estimator: What is saved.
+        names: The parameters that are to be saved; by default all.
+    """
+    kept, given = json_params(estimator), estimator.get_params(deep=False)
+    wanted = given if names is None else names
+    lost = [name for name in wanted if name not in (*kept, *_PASSING, *_MAY_BE_CODE)]
+    if "metric_options" in lost and "metric" in kept:
+        raise ValueError(
+            "a saved model has metric_options that are numbers, texts, and lists and arrays of them; got"
+            f" {str(given['metric_options'])[:200]}. Without them it would score another metric."
+        )
+    if lost:
+        said = ", ".join(f"{name} ({type(given[name]).__name__})" for name in lost)
+        warnings.warn(f"a saved model keeps parameters that JSON can hold; not kept: {said}.", stacklevel=3)
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(part) for part in value]
     if isinstance(value, dict):
         return {name: _plain(part) for name, part in value.items()}
-    return value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, np.generic | np.ndarray):
+        return _plain(value.tolist()) if value.dtype.kind not in "mM" else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_MARK: str(value)}
+    return value
 
 
 def _is_json(value: Any) -> bool:
@@ -40,6 +88,4 @@ def _is_json(value: Any) -> bool:
         return all(map(_is_json, value))
     if isinstance(value, dict):
         return all(isinstance(name, str) and _is_json(part) for name, part in value.items())
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return value is None or isinstance(value, str | bool | int)
+    return value is None or isinstance(value, str | bool | int | float)

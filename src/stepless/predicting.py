@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 
 from stepless.frames import Table, read_table
 from stepless.model import Model
+from stepless.params import check_savable, from_json
 from stepless.ranking import is_ranking
-from stepless.rules import Rule, positive_class
+from stepless.rules import Rule, positive_class, read_options
 from stepless.tuned import read_target
 
 try:
@@ -97,6 +99,7 @@ class Predicting(ClassifierMixin, BaseEstimator):
         from stepless.persist import save_model  # noqa: PLC0415 - who does not save needs no safetensors
 
         check_is_fitted(self)
+        check_savable(self)
         save_model(self.model_, path)
 
     def to_onnx(self, path: str | os.PathLike[str]) -> None:
@@ -108,6 +111,8 @@ class Predicting(ClassifierMixin, BaseEstimator):
         from stepless.export import to_onnx  # noqa: PLC0415 - needs an extra
 
         check_is_fitted(self)
+        if not Path(path).parent.is_dir():
+            raise FileNotFoundError(f"to_onnx needs a folder that exists; {Path(path).parent} does not. Make it first.")
         to_onnx(self.model_, path)
 
     @classmethod
@@ -116,12 +121,16 @@ class Predicting(ClassifierMixin, BaseEstimator):
         params = model.settings.get("params", {})
         if not isinstance(params, dict):
             raise ValueError(f"the parameters of an estimator must be a dict; got {str(params)[:100]}.")
+        try:
+            params = from_json(params)
+        except RecursionError:
+            raise ValueError("the parameters of an estimator are nested too deeply to be ones that we wrote.") from None
         known = inspect.signature(cls.__init__).parameters
         given = {k: tuple(v) if isinstance(v, list) else v for k, v in params.items() if k in known}
         made = cls(**{"metric": model.metric, **given})
         rule = Rule(
             model.task, model.classes, model.positive or 0, "predict_proba", params.get("metric"),
-            dict(params.get("metric_options") or {}), params.get("subject_to"), params.get("average"), 0,
+            read_options(params.get("metric_options")), params.get("subject_to"), params.get("average"), 0,
         )  # fmt: skip
         made._adopt(model, rule)
         return made
@@ -141,7 +150,6 @@ class Predicting(ClassifierMixin, BaseEstimator):
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         table = read_table(X)
-        _refuse_missing(y)
         task, y = read_target(y)
         self._check_task(task)
         check_consistent_length(X, y)
@@ -171,7 +179,7 @@ class Predicting(ClassifierMixin, BaseEstimator):
                 " scores a ranking. Train on that with stepless.MetricLoss."
             )
         rule = Rule(
-            task, found, positive, "predict_proba", params.metric, dict(params.metric_options or {}),
+            task, found, positive, "predict_proba", params.metric, read_options(params.metric_options),
             params.subject_to, params.average, 0,
         )  # fmt: skip
         rule.check()
@@ -206,23 +214,3 @@ class Predicting(ClassifierMixin, BaseEstimator):
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
         text = super().__repr__(N_CHAR_MAX)
         return text if getattr(self, "pos_label_", None) is None else f"{text} with pos_label_={self.pos_label_!r}"
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return list(value)
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _refuse_missing(y: Any) -> None:
-    """Raise for labels that are missing among others that are objects; of numbers, scikit-learn finds them."""
-    try:
-        values = np.asarray(y)
-    except ValueError:  # rows of different lengths, of which scikit-learn speaks
-        return
-    if values.dtype == object and values.ndim and any(map(_is_missing, values.flat)):
-        raise ValueError("Input y contains NaN. Leave out the rows that have no label.")
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and math.isnan(value))

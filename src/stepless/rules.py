@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -157,6 +158,22 @@ def positive_class(classes: Any, y: Any, pos_label: Any) -> int:
     if set(known) in ({0, 1}, {-1, 1}):  # and False and True, which equal 0 and 1
         return int(known.index(1))
     return int((y == classes[1]).sum() <= (y == classes[0]).sum())
+
+
+def read_options(options: Any) -> dict[str, Any]:
+    """The options of a metric as the user gave them, or none.
+
+    Example:
+        >>> read_options(None), read_options({"beta": 2})
+        ({}, {'beta': 2})
+    """
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
+        raise TypeError(
+            f'metric_options must be a dict of the metric\'s options, as in {{"beta": 2}}; got {options!r}.'
+        )
+    return dict(options)
 
 
 def _yes(probabilities: Any, classes: Any) -> Any:

@@ -45,14 +45,35 @@ _ALIASES = {
     "bagging_freq": {"subsample_freq"},
 }
 
-#: What a user may not set by ``params``, and what to use instead, by whatever name a library knows it.
+#: What a user may not set by ``params``, by whatever name a library knows it, and what to do instead: we set it
+#: ourselves, or it would stop the trees behind our back, or it would do nothing to a metric's gradients.
 _OURS = {
-    **dict.fromkeys(("objective", "loss_function", "obj", "fobj", "metric", "eval_metric", "num_class"), "metric="),
-    **dict.fromkeys(("num_iterations", "n_estimators", "num_boost_round", "iterations"), "n_estimators="),
-    **dict.fromkeys(("learning_rate", "eta", "shrinkage_rate"), "learning_rate="),
-    **dict.fromkeys(("seed", "random_state", "random_seed"), "random_state="),
-    **dict.fromkeys(("num_threads", "nthread", "thread_count", "n_jobs"), "n_jobs="),
+    **dict.fromkeys(
+        ("objective", "objective_type", "application", "app", "loss", "loss_function", "obj", "fobj", "metric",
+         "metrics", "metric_types", "eval_metric", "custom_metric", "custom_loss", "num_class", "num_classes",
+         "classes_count"), "use metric= instead",
+    ),
+    **dict.fromkeys(
+        ("num_iterations", "num_iteration", "n_iter", "num_tree", "num_trees", "num_round", "num_rounds", "nrounds",
+         "num_boost_round", "n_estimators", "max_iter", "iterations"), "use n_estimators= instead",
+    ),
+    **dict.fromkeys(("learning_rate", "eta", "shrinkage_rate"), "use learning_rate= instead"),
+    **dict.fromkeys(("seed", "random_state", "random_seed"), "use random_state= instead"),
+    **dict.fromkeys(
+        ("num_threads", "num_thread", "nthread", "nthreads", "thread_count", "n_jobs"), "use n_jobs= instead",
+    ),
+    **dict.fromkeys(
+        ("early_stopping", "early_stopping_round", "early_stopping_rounds", "n_iter_no_change", "od_type", "od_wait",
+         "od_pval", "use_best_model", "best_model_min_trees"), "use patience= instead",
+    ),
+    **dict.fromkeys(
+        ("scale_pos_weight", "is_unbalance", "unbalance", "unbalanced_sets", "class_weights", "auto_class_weights"),
+        "use sample_weight= of fit instead",
+    ),
+    "base_score": "leave it out, because trees start from the shares of the classes",
 }  # fmt: skip
+#: Where a library's kind of boosting is set.
+_BOOSTING = ("boosting", "boosting_type", "boost", "booster")
 
 
 #: The libraries' own errors, by name: none of them need be installed.
@@ -96,7 +117,12 @@ class Settings:
     def __post_init__(self) -> None:
         for name in self.params:
             if name in _OURS:
-                raise ValueError(f"params may not hold {name!r}: use {_OURS[name]} instead.")
+                raise ValueError(f"params may not hold {name!r}: {_OURS[name]}.")
+            if name in _BOOSTING and self.params[name] == "dart":
+                raise ValueError(
+                    f"params may not hold {name}='dart': its later rounds change the earlier trees, so the rounds that"
+                    f" are kept would not be those that were scored. Leave {name!r} out."
+                )
 
 
 @dataclass(frozen=True)
@@ -311,8 +337,14 @@ class _CatBoost(_Base):
         if params["boosting_type"] != "Plain":
             raise ValueError('CatBoost trains for a metric with boosting_type="Plain" alone, where all rows count.')
         pool = self.library.Pool
-        self.pools = [pool(rows.matrix, rows.target, weight=rows.weight, baseline=self._start(len(rows.target)))]
-        if len(rows.held):  # CatBoost wants every class in a target; this one is never looked at
+        # CatBoost wants every class in a target: one that these rows lack has a row that weighs nothing
+        lacking = np.setdiff1d(np.arange(costs.classes), rows.target)
+        matrix, target, weight = rows.matrix, rows.target, rows.weight
+        if len(lacking):
+            weight = np.append(np.ones(len(target)) if weight is None else weight, np.zeros(len(lacking)))
+            matrix, target = np.append(matrix, matrix[[0] * len(lacking)], 0), np.append(target, lacking)
+        self.pools = [pool(matrix, target, weight=weight, baseline=self._start(len(target)))]
+        if len(rows.held):  # this target is never looked at
             zeros = np.arange(len(rows.held)) % costs.classes
             self.pools.append(pool(rows.held, zeros, baseline=self._start(len(rows.held))))
         self.model = self.library.CatBoost(params)
@@ -331,7 +363,7 @@ class _CatBoost(_Base):
         if isinstance(seen, BaseException):
             raise NothingToSplitError() if "All features are either constant" in str(seen) else seen
         own, held = (self._join(scores) for scores in seen)
-        return own, held
+        return own[: len(self.rows.target)], held
 
     def finish(self, rounds: int) -> bytes:
         self.close()
@@ -356,6 +388,13 @@ class _CatBoost(_Base):
             )
         except BaseException as error:  # whatever ends the thread is raised where the booster is asked
             self.watch.reports.put(error)
+        else:  # who asks for another round must not wait for ever
+            self.watch.reports.put(
+                ValueError(
+                    "CatBoost must grow as many rounds as it is asked for, and stopped by itself. Leave out of params"
+                    " what stops it, and use patience= instead."
+                )
+            )
 
 
 class _GivenWorth(CatBoostObjective):

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from stepless.batches import Batches, Data, padded
+from stepless.fingerprints import written
 from stepless.nets import FactoryMembers, Members, mixed
 from stepless.objectives import Losses
 
@@ -71,7 +72,7 @@ class Plan:
             value = getattr(self, name)
             if name == "clip" and value is None:
                 continue
-            fine = isinstance(value, int | float) and math.isfinite(value)
+            fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             if not fine or value < 0 or (value == 0 and least is not None):
                 raise ValueError(f"{name} must be a number {'from' if least is None else 'above'} 0; got {value!r}.")
         if self.decay not in ("none", "cosine"):
@@ -155,15 +156,28 @@ def _resume(run: _Run, path: Path) -> Callable[[], None]:
     """Go on from the file, if it is there; what writes it."""
     from stepless.checkpoints import fingerprint, read_checkpoint, write_checkpoint  # noqa: PLC0415 - need safetensors
 
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"a checkpoint needs a folder that exists; {path.parent} does not. Make it first.")
     data = run.data
     mine = fingerprint(
-        [repr(run.plan), repr(run.losses), repr(run.losses.sizes), repr(run.seeds)],
+        [repr(run.plan), repr(run.losses), repr(run.losses.sizes), repr(run.seeds), *_code_of(run)],
         [data.matrix, data.target, data.weight, *data.rows, *data.held, *run.members.tensors().values()],
     )
     found = read_checkpoint(path, mine)
     if found is not None:
         run.restore(*found)
     return lambda: write_checkpoint(path, mine, *run.state())
+
+
+def _code_of(run: _Run) -> list[str]:
+    """What the run computes, where neither its settings nor its weights say so: networks, metrics and the monitor."""
+    nets = run.members
+    if isinstance(nets, Members):
+        texts = [repr(nets.architecture)]
+    else:
+        texts = [repr(nets.template), *(written(part) for part in nets.template.modules())]
+    metrics = [metric for module in run.losses.modules() for metric in getattr(module, "metrics", ())]
+    return [*texts, *(written(metric.function) for metric in metrics), written(run.monitor)]
 
 
 class _Run:
@@ -181,7 +195,8 @@ class _Run:
     ) -> None:
         self.members, self.data, self.losses, self.plan, self.seeds = members, data, losses, plan, seeds
         self.batches = Batches(data, plan.batch_size, plan.stratify, seeds)
-        self._device, self._monitor = device, losses if monitor is None else monitor
+        self.monitor, self._device = monitor, device
+        self._monitor = losses if monitor is None else monitor
         self._matrix, self._target = data.matrix.to(device), data.target.to(device)
         self._weight = None if data.weight is None else data.weight.to(device)
         self._gathered = self._matrix[:0]
@@ -290,7 +305,7 @@ class _Run:
             lost = ", ".join(map(str, np.flatnonzero(~np.isfinite(train))))
             raise FloatingPointError(
                 f"the training loss of member {lost} is no longer finite, in epoch {self.done}; lower learning_rate"
-                f" ({self.plan.learning_rate:g}) or set clip."
+                f" ({self.plan.learning_rate:g}), or bring the features to a smaller scale."
             )
         scores = self._judge()
         better = self._running & (~self._judged | (scores < self._best_score))

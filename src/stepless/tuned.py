@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from stepless.params import json_params
+from stepless.params import check_savable, json_params
 from stepless.ranking import is_ranking
-from stepless.rules import Held, Rule, positive_class
+from stepless.rules import Held, Rule, positive_class, read_options
 from stepless.tasks import Task
 
 try:
@@ -140,7 +140,7 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         """
         X, y = indexable(X, y)
         task, y = read_target(y)
-        weight = None if sample_weight is None else _check_sample_weight(sample_weight, X)
+        weight = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
         routed = self._route(weight, fit_params)
         rule = self._make_rule(task, X, y, weight, routed.estimator.fit)
         splits = self._split(X, y, rule, routed.splitter.split)
@@ -227,6 +227,7 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
                 f"a saved model has one positive class; it is {self.pos_label_!r} here and"
                 f" {self.estimator_.pos_label_!r} for the {name}. Give both the same pos_label."
             )
+        check_savable(self, _OF_THE_METRIC)
         own = json_params(self)
         params = {**model.settings.get("params", {}), **{name: own.get(name) for name in _OF_THE_METRIC}}
         if "metric" not in own:
@@ -289,7 +290,7 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             raise ValueError(f"pos_label={self.pos_label!r} has no effect on a {task} task; leave it out.")
         positive = positive_class(classes, y, self.pos_label) if task == "binary" else 0
         seed = 0 if self.random_state is None else int(check_random_state(self.random_state).randint(2**31 - 1))
-        options = dict(self.metric_options or {})
+        options = read_options(self.metric_options)
         if is_ranking(self.metric):
             raise ValueError(
                 f"a threshold is tuned for a metric that scores decisions, as 'f1' does; {self.metric!r} scores a"
@@ -344,6 +345,8 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         else:
             cv = check_cv(self.cv, y, classifier=True)
         splits = list(cv.split(X, y, **params))
+        if not splits:
+            raise ValueError("cv must make at least one split into training and test rows; it makes none.")
         if not self.refit and len(splits) > 1:
             raise ValueError(f"refit=False keeps the model of a single split; cv makes {len(splits)} of them.")
         return splits
@@ -403,7 +406,7 @@ def _check_rows(y: Any, folds: int) -> None:
 
 def read_target(y: Any, task: Task | None = None) -> tuple[Task, Any]:
     """The task that labels belong to, unless it is known, and the labels as an array."""
-    y = y.toarray() if hasattr(y, "toarray") else y
+    y = _without_objects(y.toarray() if hasattr(y, "toarray") else y)
     if task is None:
         kind = type_of_target(y, input_name="y")
         check_classification_targets(y)
@@ -416,6 +419,30 @@ def read_target(y: Any, task: Task | None = None) -> tuple[Task, Any]:
     if y.ndim != 2 or not np.isin(y, (0, 1)).all():
         raise ValueError(f"multilabel y must hold 0 and 1, one column a label; got {np.unique(y)[:3]}, {y.ndim}-d.")
     return task, y
+
+
+def _without_objects(y: Any) -> Any:
+    """Labels that are objects as what they are: bools, numbers or texts. Missing ones, and a mixture, are an error."""
+    try:
+        values = np.asarray(y)
+    except ValueError:  # rows of different lengths, of which scikit-learn speaks
+        return y
+    if values.dtype != object or not values.ndim:
+        return y
+    labels = list(values.flat)
+    if any(map(_is_missing, labels)):
+        raise ValueError("Input y contains NaN. Leave out the rows that have no label.")
+    if labels and all(isinstance(label, Real | np.bool_) for label in labels):
+        return np.array(labels).reshape(values.shape)
+    texts = [label for label in labels if isinstance(label, str)]
+    if texts and len(texts) < len(labels):
+        kinds = ", ".join(sorted({type(label).__name__ for label in labels}))
+        raise ValueError(f"y must hold labels of one kind, all texts or all numbers; got {kinds}. Use y.astype(str).")
+    return y
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and math.isnan(value))
 
 
 def _score_fold(
