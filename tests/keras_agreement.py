@@ -1,6 +1,7 @@
 """Run with KERAS_BACKEND set: the Keras loss against torch's, a training, and a loss that is saved and loaded."""
 
 import json
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import torch
+from keras.src import backend
 
 import stepless as sl
 from stepless.integrations.keras import MetricLoss
@@ -102,15 +104,71 @@ def shapes():
 def masks():
     logits, target, weight = batch("binary", pixels=(3,))
     kept = np.arange(3) < np.random.default_rng(1).integers(1, 4, (N, 1))
-    scores = keras.ops.convert_to_tensor(logits)
-    if BACKEND != "torch":
-        return  # the other backends' tensors take no attribute outside a layer
-    scores._keras_mask = keras.ops.convert_to_tensor(kept)
     loss_fn = MetricLoss("f1", from_logits=True)
-    for given in (None, weight):
-        each = np.ones(N, np.float32) if given is None else given
-        expected = of_torch(logits[kept], target[kept], np.repeat(each, kept.sum(1)), "f1")[0]
-        assert abs(float(loss_fn(target, scores, given)) - expected) < 1e-6
+    for given in (None, weight, np.repeat(weight[:, None], 3, 1)):
+        each = np.broadcast_to(np.ones((N, 1)) if given is None else given.reshape(N, -1), kept.shape)[kept]
+        expected = of_torch(logits[kept], target[kept], each.astype(np.float32), "f1")[0]
+        for y, z in ((target, logits), (target[..., None], logits[..., None]), (target, logits[..., None])):
+            scores = keras.ops.convert_to_tensor(z)
+            backend.set_keras_mask(scores, keras.ops.convert_to_tensor(kept))  # as a layer does
+            assert abs(float(loss_fn(y, scores, given)) - expected) < 1e-6, (given, z.shape)
+
+
+def weights_of_pixels():
+    logits, target, _ = batch("binary", pixels=(3, 2))
+    weight = np.random.default_rng(1).uniform(0.5, 2.0, target.shape).astype(np.float32)
+    expected = of_torch(logits.ravel(), target.ravel(), weight.ravel(), "f1")[0]
+    for w in (weight, weight[..., None]):
+        found = float(MetricLoss("f1", from_logits=True)(target[..., None], logits[..., None], w))
+        assert abs(found - expected) < 1e-6
+
+
+def masked_layers():
+    """What Embedding masks, through a model: the loss is that of the steps that are left."""
+    rng = np.random.default_rng(0)
+    words, target = rng.integers(0, 4, (N, 5)), rng.integers(0, 2, (N, 5, 1))
+    for task, units in (("binary", 1), ("multiclass", 3)):
+        steps = keras.Input((5,), dtype="int32")
+        scores = keras.layers.Dense(units)(keras.layers.Embedding(4, 2, mask_zero=True)(steps))
+        model = keras.Model(steps, scores)
+        model.compile(loss=MetricLoss("f1", from_logits=True, task=task))
+        logits, kept = model.predict(words, verbose=0), words != 0
+        rows = logits[kept][:, 0] if units == 1 else logits[kept]
+        expected = of_torch(rows, target[kept][:, 0], None, "f1", task=task)[0]
+        assert abs(model.evaluate(words, target, batch_size=N, verbose=0) - expected) < 1e-5, task
+
+
+def partial_batches():
+    """Batches of which the last is small: TensorFlow traces them without a size."""
+    rng = np.random.default_rng(0)
+    X, each = rng.normal(size=(N, 4, 4, 2)).astype(np.float32), rng.uniform(0.5, 2.0, N).astype(np.float32)
+    pixels = rng.uniform(0.5, 2.0, (N, 4, 4)).astype(np.float32)
+    for task, units, metric, settings, weight in (
+        ("binary", 1, "f1", {}, each),
+        ("binary", 1, "f1", {}, pixels),
+        ("binary", 1, "f1", {"per_image": True}, None),
+        ("binary", 1, "f1", {"per_image": True}, pixels),
+        ("multiclass", K, "f1", {"per_image": True}, each),
+        ("multiclass", K, "weighted_kappa", {"per_image": True}, pixels),
+        ("multiclass", K, "f1", {"blend": 0.5}, pixels),
+        ("multilabel", K, "f1", {}, each),
+        ("multilabel", K, "f1", {"average": "samples"}, None),
+        ("multilabel", K, "f1", {"average": "samples", "zero_division": math.nan}, each),
+    ):
+        shape = (N, 4, 4, K) if task == "multilabel" else (N, 4, 4)
+        y = rng.integers(0, K if task == "multiclass" else 2, shape)
+        model = keras.Sequential([keras.layers.Input(X.shape[1:]), keras.layers.Dense(units)])
+        model.compile(keras.optimizers.SGD(0.0), loss=MetricLoss(metric, from_logits=True, task=task, **settings))
+        found = model.fit(X, y, batch_size=10, shuffle=False, sample_weight=weight, verbose=0).history["loss"][0]
+        scores, expected = model.predict(X, verbose=0), 0.0
+        scores = scores[..., 0] if units == 1 else scores
+        for rows in (slice(0, 10), slice(10, 20), slice(20, N)):
+            given, moved = None if weight is None else torch.tensor(weight[rows]), task != "binary"
+            z, t = (torch.tensor(part[rows]) for part in (scores, y))
+            z, t = (z.movedim(-1, 1) if moved else z), (t.movedim(-1, 1) if task == "multilabel" else t)
+            loss = sl.metric_loss(z, t, metric, task=task, sample_weight=given, **settings)
+            expected += loss.item() * len(t) / N
+        assert abs(found - expected) < 1e-5, (task, settings, found, expected)
 
 
 def training():
@@ -147,7 +205,7 @@ def configs():
 
 
 if __name__ == "__main__":
-    checks = [values_and_gradients, shapes, masks, configs]
-    for check in checks if BACKEND == "numpy" else [*checks, training]:
+    checks = [values_and_gradients, shapes, masks, weights_of_pixels, masked_layers, configs]
+    for check in checks if BACKEND == "numpy" else [*checks, partial_batches, training]:
         check()
     print(f"all agree on {BACKEND}", file=sys.stdout)

@@ -72,3 +72,12 @@ def test_errors_say_what_to_do():
 def test_without_keras_the_fix_is_named():
     done = run("numpy", "-c", "import sys; sys.modules['keras'] = None\nimport stepless.integrations.keras")
     assert 'stepless.integrations.keras needs Keras 3: pip install "stepless[keras]"' in done.stderr
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_without_the_backend_another_is_named(backend):
+    done = run(backend, "-c", f"import sys; sys.modules[{backend!r}] = None\nimport stepless.integrations.keras")
+    said = done.stderr.splitlines()[-1]
+    assert f"Keras is set to the backend {backend!r}, which is not installed" in said
+    assert "set the environment variable KERAS_BACKEND=torch before Keras is imported" in said
+    assert "During handling" not in done.stderr

@@ -132,6 +132,39 @@ def test_no_end_in_sight():
     assert not module.loss_fn._forward_hooks
 
 
+class Skipping(Module):
+    """A module whose second batch of the first epoch overflows, and which passes over it."""
+
+    def training_step(self, batch, i):
+        scores = self(batch[0])
+        if i == 1 and self.current_epoch == 0:
+            scores = scores * torch.nan
+        loss = self.loss_fn(scores, batch[1])
+        return None if loss.isnan() else loss
+
+
+@pytest.mark.parametrize("metric", ["f1", "auroc"])
+def test_a_batch_of_nan_is_no_end(metric):
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Skipping(metric=metric), loader(), loader(seed=1))
+    assert trainer.callback_metrics[f"train_{metric}"].isnan(), "what is not known is not made up"
+    assert trainer.callback_metrics[f"val_{metric}"].isfinite()
+    trainer = make_trainer(max_epochs=2)
+    trainer.fit(Skipping(metric=metric), loader())
+    assert trainer.callback_metrics[f"train_{metric}"].isfinite(), "the next epoch is another"
+
+
+def test_values_are_checked_once_an_epoch_in_training_and_always_in_validation():
+    def labelled(*shifts):
+        x, y = draw()
+        return DataLoader(TensorDataset(x, y + torch.tensor(shifts).repeat_interleave(16)[:, None]), 16)
+
+    with pytest.raises(ValueError, match=r"targets must be 0 or 1, .*; got 2"):
+        make_trainer().fit(Module(), labelled(1, 0, 0))
+    with pytest.raises(ValueError, match=r"targets must be 0 or 1, .*; got 2"):
+        make_trainer().validate(Module(), labelled(0, 0, 1), verbose=False)
+
+
 class TwoLosses(Module):
     def __init__(self):
         super().__init__()

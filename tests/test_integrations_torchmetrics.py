@@ -132,6 +132,55 @@ def test_a_metric_like_the_others():
     assert f1.compute().item() == pytest.approx(theirs(x[:9].sigmoid(), y[:9]).item(), abs=1e-6)
 
 
+def test_a_collection_keeps_settings_apart():
+    """Torchmetrics merges metrics whose states agree after the first batch; here all of them do."""
+    x, y = draw("binary", rows=400)
+    first = torch.tensor([5.0, -5.0]), torch.tensor([1, 0])
+    collection = torchmetrics.MetricCollection(
+        {
+            "low": EpochScore("f1", threshold=0.2),
+            "high": EpochScore("f1", threshold=0.8),
+            "precision": EpochScore("precision", threshold=0.8),
+            "images": EpochScore("f1", per_image=True),
+            "own": EpochScore(lambda tp, fp, fn, tn: tp / (tp + fp), per_image=True),
+            "another": EpochScore(lambda tp, fp, fn, tn: tp / (tp + fn), per_image=True),
+        }
+    )
+    collection.update(*first)
+    collection.update(x, y)
+    x, y = torch.cat([first[0], x]), torch.cat([first[1], y])
+    expected = {
+        "low": sl.score(x, y, "f1", threshold=0.2),
+        "high": sl.score(x, y, "f1", threshold=0.8),
+        "precision": sl.score(x, y, "precision", threshold=0.8),
+        "images": sl.score(x, y, "f1", per_image=True),
+        "own": sl.score(x, y, "tp / (tp + fp)", per_image=True),
+        "another": sl.score(x, y, "tp / (tp + fn)", per_image=True),
+    }
+    assert collection.compute() == expected
+    assert ["high", "precision"] in collection.compute_groups.values(), "what counts alike is counted once"
+    assert len(collection.compute_groups) == 5
+
+
+def test_a_collection_of_matrices_and_cells():
+    x, y = torch.randn(40, 4), torch.randint(4, (40,))
+    names = ("f1", "weighted_kappa", "mcc")
+    collection = torchmetrics.MetricCollection({name: EpochScore(name, task="multiclass", classes=4) for name in names})
+    collection.update(x[:0], y[:0])  # of no rows, a 4 × 4 matrix is what the cells of 4 classes are
+    collection.update(x, y)
+    for name in names:
+        torch.testing.assert_close(collection.compute()[name], sl.score(x, y, name, task="multiclass"))
+
+
+def test_a_ranking_keeps_no_graph():
+    x, y = draw("binary")
+    x.requires_grad_()
+    ours = EpochScore("auroc")
+    ours.update(x * 2, y)
+    assert not any(rows.requires_grad for rows in ours.preds)
+    assert ours.clone().compute() == sl.score(x.detach() * 2, y, "auroc")
+
+
 def test_a_bad_batch_changes_nothing():
     ours = make("f1", "multiclass")
     x, y = draw("multiclass")
@@ -146,6 +195,20 @@ def test_a_bad_batch_changes_nothing():
         ranking.update(torch.tensor([float("nan")]), torch.tensor([1]))
     assert not ranking.preds
     assert torch.equal(ours.counts, before)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("metric", [*sl.METRICS, *sl.RANKINGS])
+def test_unchecked_a_nan_stays_visible(metric, task):
+    x, y = draw(task)
+    ours = make(metric, task)
+    ours.update(x, y, check=False)
+    torch.testing.assert_close(
+        ours.compute(), sl.score(x, y, metric, task=task, **OPTIONS.get(metric, {})), equal_nan=True
+    )
+    x[3] = torch.nan
+    ours.update(x, y, check=False)
+    assert ours.compute().isnan()
 
 
 def test_errors():
@@ -169,7 +232,7 @@ def test_errors():
 def shard(rank, metric, task, shares):
     x, y = draw(task)
     ours = make(metric, task)
-    for rows in torch.arange(*shares[rank]).split(13):
+    for rows in torch.arange(*shares[rank]).split(13) if shares[rank] else ():
         ours.update(x[rows], y[rows])
     return ours.compute(), ours.compute()
 
@@ -185,10 +248,12 @@ def test_ranks_merge(metric, task):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_rank_without_rows(task):
-    expected = sl.score(*draw(task), "f1", task=task)
-    for computed, _ in ranks.run(shard, 2, "f1", task, [(0, ROWS), (ROWS, ROWS)]):
-        torch.testing.assert_close(computed, expected)
+@pytest.mark.parametrize("metric", ["f1", "auroc"])
+def test_a_rank_without_rows(metric, task):
+    expected = sl.score(*draw(task), metric, task=task)
+    for nothing in ((ROWS, ROWS), None):  # a batch of no rows, and no batch
+        for computed, _ in ranks.run(shard, 2, metric, task, [(0, ROWS), nothing]):
+            torch.testing.assert_close(computed, expected)
 
 
 def test_missing():

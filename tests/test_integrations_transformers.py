@@ -156,6 +156,41 @@ def test_accumulation_is_refused_or_the_mean(tmp_path):
     assert logged(trainer) == pytest.approx(losses, abs=1e-4)
 
 
+@pytest.mark.parametrize("head", ["two scores", "tokens"])
+def test_a_model_may_return_more_than_logits(head, tmp_path):
+    expected = make_trainer(head, tmp_path).evaluate()[f"eval_{HEADS[head][1]}"]
+    for concatenated in (True, False):
+        trainer = make_trainer(head, tmp_path, eval_do_concat_batches=concatenated, per_device_eval_batch_size=10)
+        assert trainer.evaluate()[f"eval_{HEADS[head][1]}"] == pytest.approx(expected)
+        trainer.model.config.output_hidden_states = True
+        assert isinstance(trainer.predict(Sentences(head)).predictions, tuple if concatenated else list)
+        assert trainer.evaluate()[f"eval_{HEADS[head][1]}"] == pytest.approx(expected)
+
+
+def test_batches_of_different_lengths_are_padded():
+    loss = TrainerLoss(sl.MetricLoss("f1", task="multiclass"))
+    parts = [(torch.randn(3, tokens, 4).numpy(), torch.randint(4, (3, tokens)).numpy()) for tokens in (5, 7)]
+    scores, labels = (list(each) for each in zip(*parts, strict=True))
+    found = loss.compute_metrics(transformers.EvalPrediction(scores, labels))["f1"]
+    flat = [torch.cat([torch.as_tensor(x).flatten(0, 1) for x in each]) for each in (scores, labels)]
+    assert found == pytest.approx(sl.score(*flat, "f1", task="multiclass").item())
+
+
+def test_outputs_that_are_no_logits_are_refused():
+    loss, labels = TrainerLoss(sl.MetricLoss("f1", task="multiclass")), torch.zeros(4, dtype=torch.long)
+    loss({"logits": torch.randn(4, 3)}, labels)
+    logits, hidden = torch.randn(4, 3).numpy(), torch.randn(4, 16).numpy()
+    assert "f1" in loss.compute_metrics(transformers.EvalPrediction((logits, hidden), labels.numpy()))
+    for predictions, got in (((hidden, logits), r"shape \(4, 16\)"), (((hidden,), hidden), "a tuple")):
+        with pytest.raises(ValueError, match=rf"needs the logits as the first of the model's 2 outputs; got {got}"):
+            loss.compute_metrics(transformers.EvalPrediction(predictions, labels.numpy()))
+
+
+def test_label_smoothing_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"label_smoothing_factor=0\.1 .* has no effect on this loss\. Leave it at 0"):
+        make_trainer("multiclass", tmp_path, label_smoothing_factor=0.1).train()
+
+
 def test_errors(tmp_path):
     trainer = make_trainer("two scores", tmp_path)
     loss = TrainerLoss(sl.MetricLoss("f1"))

@@ -16,10 +16,18 @@ from stepless.steps import STEPS, Step
 try:
     import keras
     from keras import ops
+    from keras.src import backend  # it knows the masks of arrays that take no attribute; nothing public does
 
     from stepless.integrations.keras_arrays import KerasArray
 except ModuleNotFoundError as error:
-    if error.name != "keras":
+    missing = (error.name or "").partition(".")[0]
+    if missing in ("tensorflow", "jax"):  # TensorFlow is what Keras takes where nobody has said
+        raise ModuleNotFoundError(
+            f"Keras is set to the backend {missing!r}, which is not installed; set the environment variable"
+            " KERAS_BACKEND=torch before Keras is imported.",
+            name=missing,
+        ) from None
+    if missing != "keras":
         raise
     raise ModuleNotFoundError(
         'stepless.integrations.keras needs Keras 3: pip install "stepless[keras]"', name="keras"
@@ -69,12 +77,13 @@ class MetricLoss(keras.losses.Loss):
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """The loss of a batch."""
         with keras.name_scope(self.name):
-            mask = getattr(y_pred, "_keras_mask", None)  # where a layer such as Embedding ruled steps out
+            mask = _mask_of(y_pred)
             y_pred, y_true = ops.convert_to_tensor(y_pred), ops.convert_to_tensor(y_true)
             y_true, y_pred = self._matched(y_true, y_pred)
-            weight = None if sample_weight is None else ops.cast(sample_weight, y_pred.dtype)
+            entries = len(y_pred.shape) - (self._loss.of.path.task != "binary")
+            weight = None if sample_weight is None else _one_an_entry(ops.cast(sample_weight, y_pred.dtype), entries)
             if mask is not None:
-                weight = _masked(weight, ops.cast(mask, y_pred.dtype))
+                weight = _masked(weight, _one_an_entry(ops.cast(mask, y_pred.dtype), entries))
             weighed = None if weight is None else KerasArray(weight)
             return self._loss(KerasArray(y_pred), KerasArray(y_true), weighed, axis=self.axis).value
 
@@ -84,11 +93,13 @@ class MetricLoss(keras.losses.Loss):
 
     def _matched(self, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
         """Targets and scores of the shapes that the path knows: Keras has a last axis of 1 in places."""
-        extra = len(y_true.shape) - len(y_pred.shape)
-        if self._loss.of.path.task != "multiclass":
-            if extra == 1 and y_true.shape[-1] == 1:
+        task, extra = self._loss.of.path.task, len(y_true.shape) - len(y_pred.shape)
+        if task != "multiclass":
+            # of a single unit: Keras's masks, and weights of steps and pixels, are without this axis
+            both = task == "binary" and extra == 0 and len(y_pred.shape) > 1 and y_true.shape[-1] == y_pred.shape[-1]
+            if (both or extra == 1) and y_true.shape[-1] == 1:
                 y_true = ops.squeeze(y_true, -1)
-            elif extra == -1 and y_pred.shape[-1] == 1:
+            if (both or extra == -1) and y_pred.shape[-1] == 1:
                 y_pred = ops.squeeze(y_pred, -1)
             return y_true, y_pred
         if extra == 0 and y_true.shape[-1] == 1:
@@ -124,6 +135,18 @@ class MetricLoss(keras.losses.Loss):
             step = dict(step)
             config = {**config, "step": STEPS[step.pop("name")](**step)}
         return cls(**config)
+
+
+def _mask_of(y_pred: Any) -> Any:
+    """Where a layer such as Embedding ruled steps out, or None."""
+    if hasattr(backend, "get_keras_mask"):
+        return backend.get_keras_mask(y_pred)
+    return getattr(y_pred, "_keras_mask", None)  # Keras 3.5 has no other place for it
+
+
+def _one_an_entry(weight: Any, axes: int) -> Any:
+    """Weights of samples, or of entries with so many axes, without a last axis of 1."""
+    return ops.squeeze(weight, -1) if len(weight.shape) == axes + 1 and weight.shape[-1] == 1 else weight
 
 
 def _masked(weight: Any, mask: Any) -> Any:

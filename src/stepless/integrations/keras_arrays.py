@@ -5,6 +5,7 @@ The tensors of a backend differ in what they can do by themselves; through ``ker
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -37,9 +38,11 @@ class KerasArray:
         return NAMESPACE
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int | UnknownSize, ...]:
         """The size of each axis."""
-        return tuple(self.value.shape)
+        return tuple(
+            UnknownSize(self.value, axis) if size is None else size for axis, size in enumerate(self.value.shape)
+        )
 
     @property
     def ndim(self) -> int:
@@ -62,7 +65,7 @@ class KerasArray:
 
     def reshape(self, *shape: Any) -> KerasArray:
         """In another shape."""
-        return KerasArray(ops.reshape(self.value, shape[0] if isinstance(shape[0], tuple) else shape))
+        return KerasArray(ops.reshape(self.value, _plain(shape[0] if isinstance(shape[0], tuple) else shape)))
 
     def diagonal(self, offset: int, first: int, second: int) -> KerasArray:
         """The diagonal of two axes, as the last axis."""
@@ -98,6 +101,41 @@ class KerasArray:
     __radd__, __rmul__ = __add__, __mul__
 
 
+class UnknownSize:
+    """The size of an axis that TensorFlow learns when a graph runs, such as that of batches of which the last is small.
+
+    Two unknown sizes are taken for equal, as TensorFlow does; where they are not, the operations fail when they run.
+
+    Args:
+        tensor: The tensor.
+        axis: Which of its axes.
+    """
+
+    __slots__ = ("axis", "tensor")
+
+    def __init__(self, tensor: Any, axis: int) -> None:
+        self.tensor, self.axis = tensor, axis
+
+    @property
+    def value(self) -> Any:
+        """The size, as a tensor of the graph."""
+        return ops.shape(self.tensor)[self.axis]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, UnknownSize)
+
+    def __hash__(self) -> int:
+        return hash(UnknownSize)
+
+    def __mul__(self, other: Any) -> Any:
+        return self if other == 1 else math.nan  # how many entries there are is unknown, and equals no size
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return "None"  # as TensorFlow shows it
+
+
 class _Namespace:
     """The functions of ``keras.ops`` on `KerasArray`; what is named otherwise in Keras is here."""
 
@@ -129,4 +167,4 @@ NAMESPACE = _Namespace()
 def _plain(x: Any) -> Any:
     if isinstance(x, list | tuple):
         return type(x)(map(_plain, x))
-    return x.value if isinstance(x, KerasArray) else x
+    return x.value if isinstance(x, KerasArray | UnknownSize) else x

@@ -32,7 +32,8 @@ class MetricCallback(Callback):
     for it but ``self.loss_fn(scores, y)`` in its steps. Counts are merged over batches and ranks, so the logged
     ``train_f1``, ``val_f1`` and ``test_f1`` are those of all rows (with the loss's attribute inside, as in
     ``val_head_f1``, where there are several losses). In training a row is scored when it is seen, by the weights of
-    that step. Lightning's own sampler gives ranks equal shares by repeating a few rows: these count twice.
+    that step, and a NaN among the scores makes the epoch's score NaN; in validation it is an error. Lightning's own
+    sampler gives ranks equal shares by repeating a few rows: these count twice.
 
     Args:
         prog_bar: Whether the progress bar shows the scores.
@@ -51,10 +52,13 @@ class MetricCallback(Callback):
     def count(self, loss_fn: MetricLoss, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> None:
         """Add a batch to the epoch's score of a loss."""
         scores, name = self._scores[self._stage], self._losses[loss_fn]
+        # a module may pass over a NaN loss and train on; and to look at the values of every batch would wait for the
+        # device, so in training the first batch of an epoch stands for the others
+        check = self._stage != "train" or (name not in scores and not bool(input.isnan().any()))
         if name not in scores:
             counted = not isinstance(loss_fn, RankingLoss) and loss_fn.path.task != "binary"
             scores[name] = EpochScore(loss_fn, classes=input.shape[1] if counted else None).to(input.device)
-        scores[name].update(input.detach(), target, sample_weight)
+        scores[name].update(input.detach(), target, sample_weight, check=check)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.accumulate_grad_batches > 1 and pl_module.automatic_optimization:

@@ -5,21 +5,25 @@ The counts are the state, so that batches and ranks merge exactly: the mean of t
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stepless.formula import resolve
+from stepless.formula import SafeFormula, resolve
 from stepless.loss import MetricLoss, RankingLoss
 from stepless.ranking import Ranker, Ranking, find_ranking, make_ranker
 from stepless.registry import Metric
 from stepless.scoring import Path, make_path
+from stepless.steps import Hard
 
 try:
     import torchmetrics
     from torchmetrics.utilities import dim_zero_cat
+    from torchmetrics.utilities.distributed import gather_all_tensors
 except ModuleNotFoundError as error:
     if error.name != "torchmetrics":
         raise
@@ -32,6 +36,7 @@ _OF_TORCHMETRICS = (
     "compute_on_cpu", "compute_with_cache", "dist_sync_fn", "dist_sync_on_step", "distributed_available_fn",
     "process_group", "sync_on_compute",
 )  # fmt: skip
+_ROWS = ("preds", "target", "sample_weight")  #: the state of a metric of the ranking
 _SETTINGS = ("task", "average", "inputs", "threshold", "ignore_index", "weight", "per_image")
 
 
@@ -59,7 +64,6 @@ class EpochScore(torchmetrics.Metric):
 
     is_differentiable = False
     full_state_update = False
-    counts: Tensor
     preds: list[Tensor]
     target: list[Tensor]
     sample_weight: list[Tensor]
@@ -78,31 +82,38 @@ class EpochScore(torchmetrics.Metric):
         if isinstance(self.path, Ranker):
             if classes is not None:
                 raise ValueError(f"classes= has no effect on {self.metric.name!r}, which has no counts; leave it out.")
-            for name in ("preds", "target", "sample_weight"):
+            for name in _ROWS:
                 self.add_state(name, [], dist_reduce_fx="cat")
         else:
-            self.add_state("counts", _no_counts(self.path, self.metric, classes), dist_reduce_fx="sum")
+            self._counts = _state_name(self.path, self.metric)
+            self.add_state(self._counts, _no_counts(self.path, self.metric, classes), dist_reduce_fx="sum")
+
+    @property
+    def counts(self) -> Tensor:
+        """The counts of all batches so far; a metric of the ranking has none."""
+        return getattr(self, self._counts)
 
     @property
     def higher_is_better(self) -> bool:  # type: ignore[override]
         """Whether greater is better."""
         return getattr(self.metric, "greater_is_better", True)
 
-    def update(self, preds: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> None:
-        """Add a batch; its values are checked."""
+    def update(self, preds: Tensor, target: Tensor, sample_weight: Tensor | None = None, *, check: bool = True) -> None:
+        """Add a batch. To ``check`` its values waits for the device; unchecked, a NaN score makes the epoch's NaN."""
         if isinstance(self.path, Ranker):
             self.path.read(preds, target, sample_weight)
-            self.path.check(preds, target, sample_weight)
-            self.preds.append(preds)
-            self.target.append(target)
-            self.sample_weight.append(preds.new_ones(len(preds)) if sample_weight is None else sample_weight)
+            if check:
+                self.path.check(preds, target, sample_weight)
+            weight = preds.new_ones(len(preds)) if sample_weight is None else sample_weight
+            for name, rows in zip(_ROWS, (preds, target, weight), strict=True):
+                getattr(self, name).append(rows.detach())  # a batch's graph ends with the batch
             return
-        counts = self.path.hard_tally(preds, target, (self.metric,), sample_weight)
+        counts = (self.path.hard_tally if check else self._unchecked)(preds, target, (self.metric,), sample_weight)
         if counts.shape != self.counts.shape:
             raise ValueError(
                 f"classes={self.classes}, but these scores have {preds.shape[1]} classes or labels (dimension 1)."
             )
-        self.counts = self.counts + counts
+        setattr(self, self._counts, self.counts + counts)
 
     def compute(self) -> Tensor:
         """The score, in float64."""
@@ -110,7 +121,34 @@ class EpochScore(torchmetrics.Metric):
             return self.path.scores(self.counts, (self.metric,))[0]
         if not self.update_called and not len(self.preds):
             raise RuntimeError(f"{self.metric.name!r} of no rows is not defined; update it with a batch first.")
-        return self.path.score(*(dim_zero_cat(rows) for rows in (self.preds, self.target, self.sample_weight)))
+        rows = [dim_zero_cat(getattr(self, name)) for name in _ROWS]
+        if self.path.read(*rows).scores.isnan().any():  # of a batch that was not checked
+            shape = rows[0].shape[1:2] if self.path.average == "none" else ()
+            return torch.full(shape, math.nan, dtype=torch.float64, device=rows[0].device)
+        return self.path.score(*rows)
+
+    def _unchecked(
+        self, preds: Tensor, target: Tensor, metrics: tuple[Metric, ...], sample_weight: Tensor | None
+    ) -> Tensor:
+        """`Path.hard_tally` without a look at the values: all counts are NaN where a score is."""
+        with torch.no_grad():
+            batch = self.path.read(preds, target, sample_weight, exact=True)
+            # a decision about NaN is "no", which would hide it
+            return torch.where(batch.scores.isnan().any(), math.nan, self.path.tally(batch, Hard(), metrics))
+
+    def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
+        """Torchmetrics' own, once a rank without rows knows what the others' are: it would send floats of one axis."""
+        if isinstance(self.path, Ranker) and torch.distributed.is_initialized():
+            group = process_group or self.process_group
+            held = [getattr(self, name) for name in _ROWS if len(getattr(self, name))]
+            first = [rows if isinstance(rows, Tensor) else rows[0] for rows in held]
+            kinds: list[Any] = [None] * torch.distributed.get_world_size(group)
+            torch.distributed.all_gather_object(kinds, [(rows.dtype, rows.shape[1:]) for rows in first], group)
+            theirs = next((kind for kind in kinds if kind), None)
+            if not held and theirs is not None:
+                for name, (dtype, shape) in zip(_ROWS, theirs, strict=True):
+                    setattr(self, name, [torch.zeros((0, *shape), dtype=dtype, device=self.device)])
+        super()._sync_dist(dist_sync_fn, process_group)
 
     def extra_repr(self) -> str:
         """The metric, and its options."""
@@ -131,6 +169,18 @@ def _settle(metric: Any, maximize: bool | None, settings: dict[str, Any]) -> tup
         return ranker, ranker.ranking
     resolved = resolve(metric, maximize=maximize, **settings)
     return make_path((resolved,), **chosen), resolved
+
+
+def _state_name(path: Path, metric: Metric) -> str:
+    """What the counts depend on, as a name.
+
+    A `torchmetrics.MetricCollection` takes metrics whose states have one name, and after the first batch one value,
+    for copies of one another, and from then on updates one of them alone.
+    """
+    kind: Any = metric.kind == "matrix"
+    if path.unit != "batch":  # the sums of the units' scores are the metric's own, and a function has no other name
+        kind = metric, id(metric.function) if isinstance(metric.function, SafeFormula) else 0
+    return f"counts_{hashlib.sha256(repr((path, kind)).encode()).hexdigest()[:16]}"
 
 
 def _no_counts(path: Path, metric: Metric, classes: int | None) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from stepless.loss import MetricLoss, RankingLoss
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_pt_utils import nested_concat
 except ModuleNotFoundError as error:
     if error.name != "transformers":
         raise
@@ -54,6 +57,7 @@ class TrainerLoss(TrainerCallback):
             raise TypeError(f"loss_fn must be a stepless.MetricLoss; got {loss_fn!r}.")
         self.loss_fn, self.per_micro_batch = loss_fn, per_micro_batch
         self._args: TrainingArguments | None = None
+        self._head: tuple[int, ...] | None = None
         self._plan = loss_fn.ranker if isinstance(loss_fn, RankingLoss) else loss_fn.path
 
     def __call__(self, outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None) -> Tensor:
@@ -65,13 +69,15 @@ class TrainerLoss(TrainerCallback):
                 "the Trainer scales the loss, and TrainerLoss must know how; pass it as a callback as well:"
                 " Trainer(compute_loss_func=loss, callbacks=[loss])."
             )
+        self._head = tuple(_logits(outputs).shape[labels.dim() :])
         training = torch.is_grad_enabled()  # the Trainer evaluates without gradients; the loss is no part of its model
         loss = self.loss_fn.train(training)(self._scores(outputs, labels), labels)
         return loss / self._scale(training, num_items_in_batch is not None)
 
     def compute_metrics(self, prediction: Any) -> dict[str, float]:
         """What ``Trainer(compute_metrics=…)`` calls: the hard metric of all rows."""
-        scores, labels = torch.as_tensor(prediction.predictions), torch.as_tensor(prediction.label_ids)
+        labels = torch.as_tensor(_joined(prediction.label_ids))
+        scores = torch.as_tensor(self._first(_joined(prediction.predictions), labels))
         return {self.loss_fn.metric.name: float(self.loss_fn.score(self._scores((scores,), labels), labels))}
 
     def on_train_begin(
@@ -83,6 +89,12 @@ class TrainerLoss(TrainerCallback):
                 f"gradient_accumulation_steps={args.gradient_accumulation_steps}: the Trainer runs micro-batches apart,"
                 " and the metric of a batch is no mean over them. Use a larger per_device_train_batch_size, or accept"
                 " the mean of the micro-batches' losses with TrainerLoss(…, per_micro_batch=True)."
+            )
+        if args.label_smoothing_factor:
+            raise ValueError(
+                f"label_smoothing_factor={args.label_smoothing_factor} smooths the targets of the Trainer's own"
+                " cross-entropy, and has no effect on this loss. Leave it at 0; for soft targets give labels that are"
+                " probabilities, and for a share of cross-entropy MetricLoss(…, blend=0.5)."
             )
         self._args = args
         self.loss_fn.to(args.device)
@@ -105,9 +117,22 @@ class TrainerLoss(TrainerCallback):
         scale = processes if counted and self._args.average_tokens_across_devices else 1
         return float(scale * (self._args.gradient_accumulation_steps if training else 1))
 
+    def _first(self, predictions: Any, labels: Tensor) -> Any:
+        """The scores among a model's outputs, which the Trainer hands over without their names."""
+        if not isinstance(predictions, tuple):
+            return predictions
+        first = predictions[0] if predictions else None
+        if isinstance(first, np.ndarray) and self._head in (None, first.shape[labels.dim() :]):
+            return first
+        got = f"shape {first.shape}" if isinstance(first, np.ndarray) else f"a {type(first).__name__}"
+        raise ValueError(
+            f"compute_metrics needs the logits as the first of the model's {len(predictions)} outputs; got {got}. Name"
+            " the others in model.config.keys_to_ignore_at_inference, and the Trainer leaves them out."
+        )
+
     def _scores(self, outputs: Any, labels: Tensor) -> Tensor:
         """The scores of a head, with classes in dimension 1."""
-        scores = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+        scores = _logits(outputs)
         if self._plan.task == "binary":
             pair = scores.shape == (*labels.shape, 2)
             if pair and self._plan.inputs == "logits":
@@ -115,3 +140,12 @@ class TrainerLoss(TrainerCallback):
             return scores[..., 1] if pair else scores
         tokens = self._plan.task == "multiclass" and scores.shape[:-1] == labels.shape
         return scores.movedim(-1, 1) if tokens else scores
+
+
+def _logits(outputs: Any) -> Tensor:
+    return outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+
+
+def _joined(parts: Any) -> Any:
+    """All rows of what ``eval_do_concat_batches=False`` leaves as a list of batches, padded as the Trainer does."""
+    return reduce(nested_concat, parts) if isinstance(parts, list) else parts
