@@ -17,10 +17,11 @@ import stepless as sl
 from stepless import training
 from stepless.batches import Data
 from stepless.checkpoints import CheckpointError
+from stepless.fingerprints import written
 from stepless.metric_objectives import OnMetric
 from stepless.nets import Architecture, FactoryMembers, Members
 from stepless.objectives import Losses
-from stepless.training import Plan, _written
+from stepless.training import Plan
 
 
 def anyloss_set_1():
@@ -124,7 +125,7 @@ def test_the_checkpoint_of_other_networks_or_functions_is_refused(tmp_path, firs
 CODE = """
 import functools
 import torch
-from stepless.training import _written
+from stepless.fingerprints import written
 
 SCALE, NAMES = 2.0, frozenset({"a", "b", "c", "d"})
 def helper(x): return SCALE * x if x in {"a", "b", "c", "d"} else again(x)
@@ -135,7 +136,7 @@ class Kind:
     def method(self): return torch.ones(2)
 weights = torch.tensor([1.0, 2.0])
 made = [helper, Kind, Kind(), Kind().method, functools.partial(helper, 3), lambda: weights, torch.nn.Tanh(), len]
-print([_written(thing) for thing in made])
+print([written(thing) for thing in made])
 """
 
 
@@ -153,7 +154,7 @@ def test_code_differs_where_something_else_is_computed():
         return k * x
 
     texts = [
-        _written(thing)
+        written(thing)
         for thing in (
             scaled(1), scaled(2), judged(1), with_default, functools.partial(with_default, k=2), Net, Net(),
             Net(None, 2), lambda: torch.tanh, lambda: torch.relu, lambda: ROWS, [scaled(3)], {"a": 1}, len,
@@ -161,4 +162,4 @@ def test_code_differs_where_something_else_is_computed():
         )
     ]  # fmt: skip
     assert len(set(texts)) == len(texts)
-    assert _written(scaled(1)) == _written(scaled(1))
+    assert written(scaled(1)) == written(scaled(1))
