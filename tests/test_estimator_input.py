@@ -167,6 +167,22 @@ def test_constant_features_are_fine(binary):
     assert np.isfinite(nothing.predict_proba(np.ones((3, 2)))).all()
 
 
+@pytest.mark.parametrize("values", [[True, False, "unknown"], [2**60, 2**60 + 1, "unknown"]], ids=["bools", "ids"])
+def test_a_row_is_decided_alike_whatever_rows_come_with_it(values):
+    """Bools and large integers among text became other levels in rows without text."""
+    random = np.random.default_rng(0)
+    column = np.array(values, dtype=object)[random.integers(0, 3, 300)]
+    frame = pd.DataFrame({"a": random.normal(size=300), "c": column})
+    model = sl.MetricBooster(random_state=0, n_members=1, n_estimators=20).fit(frame, column == values[0])
+    together = model.predict_proba(frame)
+    known = column != "unknown"
+    assert (model.predict(frame) == (column == values[0])).all()
+    np.testing.assert_array_equal(model.predict_proba(frame[known]), together[known])
+    np.testing.assert_array_equal(model.predict_proba(frame[known].infer_objects()), together[known])
+    np.testing.assert_array_equal(model.predict_proba(frame[known].convert_dtypes()), together[known])
+    np.testing.assert_array_equal(model.predict_proba(pl.from_pandas(frame[known])), together[known])
+
+
 def test_a_class_of_one_row_is_fine(binary):
     x, y = binary
     alone = np.zeros(len(y), int)

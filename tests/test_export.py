@@ -149,6 +149,24 @@ class TestColumns:
         X = pd.DataFrame({"a": pd.Categorical([1, 2, 3, 1] * 50), "b": [None] * 200, "c": np.arange(200.0)})
         check(balanced("binary", X), X, tmp_path)
 
+    def test_bools_and_ids_among_text_in_rows_without_text(self, tmp_path):
+        values = [True, False, 2**60 + 1, "unknown"]
+        X = pd.DataFrame({"a": pd.Series(values * 50, dtype=object), "b": np.arange(200.0)})
+        check(balanced("binary", X), X[X["a"] != "unknown"], tmp_path)
+
+    @pytest.mark.parametrize("far", [2147483647.0, -999999999.0, 1e20])
+    @pytest.mark.parametrize("text", [False, True], ids=["numbers", "mixed"])
+    def test_a_far_value_among_others(self, far, text, tmp_path):
+        random = np.random.default_rng(0)
+        X = pd.DataFrame({"a": random.normal(size=2000), "b": random.normal(size=2000)})
+        X.loc[:20, "a"] = far
+        X.loc[10:40, "a"] = np.nan
+        if text:
+            X["c"] = random.choice(["u", "v"], 2000)
+        model = balanced("binary", X)
+        assert [column.inner is not None for column in model.features.columns[:2]] == [True, False]
+        check(model, X, tmp_path)
+
     def test_text_where_numbers_were(self):
         features = fit_features(read_table(frame()))
         with pytest.raises(ValueError, match="column 'age' held numbers when the model was fitted; got text"):

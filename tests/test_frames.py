@@ -199,6 +199,53 @@ def test_numbers_as_text_where_they_stand_for_categories():
     assert texts == [["1", "2"], ["True", "False"], ["1", None], ["x", "y"]]
 
 
+ID = 2**60 + 1  # not a float
+
+
+def ways_without_text(values):
+    """A column of bools, integers or missing values, as each library would hold it when there is no text in it."""
+    kind = "boolean" if isinstance(values[0], bool) else "Int64"
+    yield "pandas objects", pd.DataFrame({"a": pd.Series(values, dtype=object)})
+    yield "pandas nullable", pd.DataFrame({"a": pd.Series(values, dtype=kind)})
+    yield "pandas arrow", pd.DataFrame({"a": pd.Series(values, dtype=pd.ArrowDtype(pa.array(values).type))})
+    yield "pandas categories", pd.DataFrame({"a": pd.Categorical(values)})
+    yield "polars", pl.DataFrame({"a": values})
+    yield "polars objects", pl.DataFrame({"a": pl.Series(values, dtype=pl.Object)})
+    yield "pyarrow", pa.table({"a": values})
+    yield "numpy", np.array([[value] for value in values], dtype=object)
+    yield "list", [[value] for value in values]
+    yield "list beside floats", [[value, 0.5] for value in values]
+    masked = [[value is None] for value in values]
+    yield "masked", np.ma.masked_array([[value or 0] for value in values], mask=masked, dtype=type(values[0]))
+    if None not in values:
+        yield "pandas", pd.DataFrame({"a": values})
+        yield "list beside integers", [[value, 5] for value in values]
+        yield "array", np.array(values)[:, None]
+
+
+@pytest.mark.parametrize(
+    "values", [[True, False], [True, None, False], [ID, -ID, 1], [ID, None, 1]], ids=["bool", "bool?", "int", "int?"]
+)
+def test_a_value_has_the_same_text_whatever_stands_beside_it(values):
+    beside_text = read_table(np.array([[value] for value in [*values, "unknown"]], dtype=object)).text(0)[:-1].tolist()
+    assert beside_text == [None if value is None else str(value) for value in values]
+    for name, X in ways_without_text(values):
+        table = read_table(X)
+        assert table.text(0).tolist() == beside_text, name
+        assert table.part(0, 1).text(0).tolist() == beside_text[:1], name
+        if table.kinds[0] == "number":
+            assert_array_equal(table.column(0), np.array(values, dtype=float), err_msg=name)
+            assert table.matrix().dtype.kind == "f", name
+
+
+def test_bools_and_numbers_in_one_column_keep_their_own_texts():
+    X = np.array([[True], [1], [1.0], [ID], [Decimal("2.5")], [None]], dtype=object)
+    table = read_table(X)
+    assert table.kinds == ("number",)
+    assert table.text(0).tolist() == ["True", "1", "1", str(ID), "2.5", None]
+    assert_array_equal(table.column(0), [1, 1, 1, ID, 2.5, NAN])
+
+
 # The same data from every library
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=4)

@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d
 
+from stepless.columns import NEAR
 from stepless.frames import read_table
 from stepless.preprocessing import CONSTANT, LIMIT, AsIs, Category, Features, Number, fit_features
 
@@ -142,6 +144,76 @@ def test_far_out_values_stop_at_the_limit():
     assert_array_equal(matrix[:, 0], np.float32([LIMIT, -LIMIT, 2e5 - 1]))
 
 
+SENTINELS = {"int32": (2147483647.0, 0.05), "nines": (-999999999.0, 0.4), "one": (1e20, 0.001)}
+
+
+def with_sentinel(values, name):
+    far, share = SENTINELS[name]
+    changed = values.copy()
+    changed[: max(1, int(share * len(values)))] = far
+    return changed
+
+
+@pytest.mark.parametrize("name", SENTINELS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_far_value_does_not_merge_the_others(name, weighted):
+    """Mean and scale left 2 to 4 values of 1000: to float32 the others were one."""
+    random = np.random.default_rng(0)
+    whole = random.normal(size=1000)
+    x = with_sentinel(whole, name)
+    weight = random.integers(1, 4, 1000) if weighted else None
+    features, matrix = fitted(x[:, None], weight)
+    (column,) = features.columns
+    far = x == SENTINELS[name][0]
+    assert len(np.unique(matrix)) == len(np.unique(x))
+    assert (np.diff(matrix[np.argsort(x), 0]) >= 0).all()
+    assert_allclose(column.inner, (whole[~far].mean(), whole[~far].std()), atol=0.05)
+    # Within reach of a net: no farther than mean and scale alone allow, and the second part's limit.
+    assert NEAR < abs(matrix[far]).max() <= NEAR + math.sqrt(weight.sum() if weighted else 1000)
+    # Alone, beside other columns, beside text, and from JSON: all the same.
+    for X in (np.c_[x, whole], pd.DataFrame({"x": x, "s": "a"})):
+        assert_array_equal(fitted(X, weight)[1][:, :1], matrix)
+    assert features.to_json()["columns"][0]["inner"] == list(column.inner)
+    assert Features.from_json(json.loads(json.dumps(features.to_json()))) == features
+
+
+@pytest.mark.parametrize("levels", [[0, 1, 2147483647], [-999999999, 0, 1, 2147483647], [*range(100), -1e9, 1e20]])
+def test_few_values_beside_a_far_one_stay_apart(levels):
+    _, matrix = fitted(np.repeat(np.array(levels, float), 7)[:, None])
+    assert len(np.unique(matrix)) == len(levels)
+
+
+def test_missing_values_of_a_column_with_a_far_value_are_its_median():
+    x = with_sentinel(np.random.default_rng(0).normal(size=1000), "int32")
+    x[500:] = np.nan
+    features, matrix = fitted(x[:, None])
+    assert features.columns[0].inner is not None
+    filled = features.matrix(read_table([[features.columns[0].fill]]))
+    assert_array_equal(matrix[500:], np.full((500, 2), [filled[0, 0], 1], np.float32))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.random.default_rng(0).normal(size=20_000),
+        np.random.default_rng(0).standard_cauchy(1000),
+        np.exp(3 * np.random.default_rng(0).normal(size=1000)),
+        np.random.default_rng(0).normal(size=1000).astype(np.float32) + np.float32(1e6),
+        1.7e9 + np.arange(1000.0),
+        np.r_[np.zeros(999), 1.0],
+        np.array([0.0, 0.3, 0.1 + 0.2, 1.0]),  # 0.3 in two roundings
+        np.array([0.0, 1e300]),
+    ],
+    ids=["normal", "cauchy", "lognormal", "float32", "seconds", "rare", "rounded", "two"],
+)
+def test_an_ordinary_column_has_no_second_part(values):
+    features, matrix = fitted(values[:, None])
+    (column,) = features.columns
+    assert column.inner is None
+    assert "inner" not in column.to_json()  # files are as they were
+    assert_array_equal(matrix[:, 0], ((values.astype(float) - column.mean) / column.scale).astype(np.float32))
+
+
 def test_the_arithmetic_is_float64_then_cast():
     rng = np.random.default_rng(2)
     X = rng.normal(1e6, 1.0, size=(1000, 3)).astype(np.float32)
@@ -191,7 +263,8 @@ def test_any_finite_numbers_give_finite_features(train, test):
         assert known.min() <= column.fill <= known.max()
         # √n holds for exact numbers. The mean of neighbouring floats is rounded by as much as they differ, and
         # differences overflow, and so stop at the limit, near the largest float.
-        assert abs(matrix[:, 0]).max() <= (2 * math.sqrt(len(train)) if abs(known).max() < CONSTANT / 2 else LIMIT)
+        bound = 2 * math.sqrt(len(train)) if abs(known).max() < CONSTANT / 2 else LIMIT
+        assert abs(matrix[:, 0]).max() <= bound + (NEAR if column.inner else 0)
         # In order, as far as float32 tells them apart.
         assert (np.diff(matrix[np.argsort(train)[: len(known)], 0]) >= 0).all()
 
@@ -283,6 +356,24 @@ def test_a_column_may_come_as_another_type_later():
     assert_array_equal(features.matrix(read_table(np.array([[None, None]], dtype=object))), [[0, 1, 0]])
     with pytest.raises(ValueError, match="column 1 held numbers when the model was fitted; got text such as 'x'"):
         features.matrix(read_table([["a", "x"]]))
+
+
+@pytest.mark.parametrize("values", [[True, False, "unknown"], [2**60, 2**60 + 1, "unknown"], [1, 0, "unknown"]])
+def test_a_level_is_found_also_where_the_rows_hold_no_text(values):
+    """Bools and large integers were read as floats there, whose text was an unseen level."""
+    features, matrix = fitted(np.array([[value] for value in values], dtype=object))
+    assert_array_equal(matrix.sum(axis=1), [1, 1, 1])
+    for X in (
+        np.array([[value] for value in values[:2]], dtype=object),
+        np.array([[value] for value in values[:2]]),
+        [[value] for value in values[:2]],
+        pd.DataFrame({"a": pd.Series(values[:2], dtype=object)}).rename(columns={"a": 0}),
+        pl.DataFrame({"a": values[:2]}),
+        pa.table({"a": [*values[:2], None]}).slice(0, 2),
+    ):
+        assert_array_equal(features.matrix(read_table(X)), matrix[:2])
+    missing = pl.DataFrame({"a": [*values[:2], None]})
+    assert_array_equal(features.matrix(read_table(missing))[:2], matrix[:2])
 
 
 # Weights
@@ -386,8 +477,9 @@ def test_names_on_one_side_alone_give_a_warning():
 @given(st.data())
 def test_json_keeps_features_exactly(data):
     floats = st.floats(allow_nan=False, allow_infinity=False)
+    scales = st.floats(0, exclude_min=True, allow_infinity=False)
     column = st.one_of(
-        st.builds(Number, floats, st.floats(0, exclude_min=True, allow_infinity=False), floats, st.booleans()),
+        st.builds(Number, floats, scales, floats, st.booleans(), st.none() | st.tuples(floats, scales)),
         st.builds(
             Category,
             st.lists(st.text(), unique=True, min_size=1).map(tuple),
@@ -464,6 +556,10 @@ def test_malformed_features(value, match):
         ({**NUMBER, "scale": math.inf}, "the scale of a column must be a finite number; got inf"),
         ({**NUMBER, "scale": 0}, "the scale of a column must be above 0; got 0.0"),
         ({**NUMBER, "scale": -1.0}, "the scale of a column must be above 0; got -1.0"),
+        ({**NUMBER, "inner": None}, "inner must be a list; got None"),
+        ({**NUMBER, "inner": [1.0]}, "inner must be a mean and a scale; got"),
+        ({**NUMBER, "inner": [NAN, 1.0]}, "the mean of a column must be a finite number; got nan"),
+        ({**NUMBER, "inner": [0.0, 0.0]}, "the scale of a column must be above 0; got 0.0"),
         ({**NUMBER, "flag": 1}, "flag must be true or false; got 1"),
         ({**CATEGORY, "levels": "ab"}, "levels must be a list; got 'ab'"),
         ({**CATEGORY, "levels": ["a", 1]}, "the levels of a category must be text"),

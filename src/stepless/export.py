@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from stepless.booster_members import BoosterMember
 from stepless.calibration import BEND, CAP, LARGEST_SCORE, STRAIGHT, Calibration, Curve, Curves, Temperature
-from stepless.columns import LIMIT, AsIs, Category, Number
+from stepless.columns import LIMIT, NEAR, AsIs, Category, Number
 from stepless.export_inputs import OUTPUTS, all_numbers, input_names, missing_text
 from stepless.members import FactoryMember, Member, NetMember
 from stepless.model import Model
@@ -183,6 +183,11 @@ def _numbers(graph: _Graph, values: str, columns: list[Any]) -> list[str]:
     missing = graph.add("IsNaN", values)
     filled = graph.add("Where", missing, fill, values)
     standard = graph.chain(filled, ("Sub", mean), ("Div", scale), ("Max", -LIMIT), ("Min", LIMIT))
+    if any(c.inner for c in columns):
+        second = [(*c.inner, NEAR) if c.inner else (0.0, 1.0, 0.0) for c in columns]  # a limit of 0 adds nothing
+        mean, scale, near = np.array(second).T[:, None]
+        part = graph.chain(filled, ("Sub", mean), ("Div", scale), ("Max", -near), ("Min", near))
+        standard = graph.add("Add", standard, part)
     blocks = [graph.add("Cast", standard, to=TensorProto.FLOAT)]
     flagged = np.flatnonzero([c.flag for c in columns])
     if len(flagged):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
+from itertools import chain
 from numbers import Complex, Integral, Real
 from typing import Any, Literal, TypeAlias
 
@@ -50,7 +51,7 @@ class Table:
         kinds: For each column ``"number"`` or ``"category"``.
         rows: How many rows there are.
         data: One 2-D array of numbers, or one array a column: numbers, or text in an object array with None for
-            missing.
+            missing. Numbers that floats would write otherwise are objects too.
 
     Example:
         >>> table = read_table([[1.5, "a"], [2.5, None]])
@@ -79,7 +80,7 @@ class Table:
         return _floats(values) if self.kinds[i] == "number" else values
 
     def text(self, i: int) -> Array:
-        """Column ``i`` as text whatever its kind, numbers written as they are where they stand for categories."""
+        """Column ``i`` as text whatever its kind, each value as it would be written whatever stands beside it."""
         values = self._raw(i)
         return _texts(values.tolist(), self.label(i)) if self.kinds[i] == "number" else values
 
@@ -187,14 +188,18 @@ def _read_array(X: Any, what: str) -> Table:
 
 def _as_array(X: Any) -> Array:
     if isinstance(X, np.ma.MaskedArray):
-        if X.dtype.kind not in _NUMBERS:
+        if X.dtype.kind != "f":
             array = X.data.astype(object)
             array[np.ma.getmaskarray(X)] = None
             return array
-        return np.ma.filled(X if X.dtype.kind == "f" else X.astype(np.float64), np.nan)
+        return np.ma.filled(X, np.nan)
     array = np.asarray(X)
     if array.dtype.kind in "US" and not hasattr(X, "dtype"):
         # A list with some text in it has become text throughout: [1.5, "a"] would lose its number.
+        array = np.asarray(X, dtype=object)
+    listed = isinstance(X, list | tuple) and array.ndim == 2 and array.dtype.kind in "fiu"
+    if listed and _needs_objects(set(map(type, chain.from_iterable(X))), array):
+        # Likewise one of numbers has become one type throughout: [1.5, True] would lose its True.
         array = np.asarray(X, dtype=object)
     return array
 
@@ -241,8 +246,8 @@ def _read_series(series: nw.Series[Any], label: str, what: str) -> tuple[Kind, A
     if dtype in (nw.Decimal, nw.Int128, nw.UInt128):
         return _read_objects(_objects(series.to_list()), label, what)
     values = series.to_numpy()
-    if dtype == nw.Boolean and values.dtype.kind == "O":
-        values = series.cast(nw.Float64).to_numpy()
+    if dtype.is_integer() and values.dtype.kind == "f" and _needs_objects({int}, values):
+        values = _objects(series.to_list())  # integers with missing ones among them came as floats
     if values.dtype.kind == "c":
         raise _complex_error(values)
     if values.dtype.kind in _NUMBERS:
@@ -257,11 +262,24 @@ def _read_objects(values: Array, label: str, what: str) -> tuple[Kind, Array]:
         _check_type(kind, label, values)
     if any(issubclass(kind, str) for kind in types):
         return "category", _texts(values, label)
+    known = _objects([None if _is_missing(value) else value for value in values])
     try:
-        numbers = np.array([np.nan if _is_missing(value) else float(value) for value in values], dtype=np.float64)
+        numbers = _checked(_floats(known), what)
     except OverflowError:  # an int beyond the floats
         raise _infinity_error(what, np.dtype(np.float64)) from None
-    return "number", _checked(numbers, what)
+    return "number", known if _needs_objects(types, numbers) else numbers
+
+
+def _needs_objects(types: set[type], values: Array) -> bool:
+    """Whether numbers of these types say more than as floats or integers: True is not "1", nor are ids to be rounded.
+
+    Where they stand for categories, their text must not depend on whether there is text among the rows beside them.
+    """
+    if any(issubclass(kind, bool | np.bool_) for kind in types):
+        return True
+    if values.dtype.kind != "f" or not any(issubclass(kind, Integral) for kind in types):
+        return False
+    return bool((np.abs(values) >= _WHOLE).any())
 
 
 def _objects(values: Sequence[Any]) -> Array:
@@ -298,7 +316,9 @@ def _is_missing(value: Any) -> bool:
 
 
 def _floats(values: Array) -> Array:
-    """As float32 or float64: itself where it is one of them already."""
+    """As float32 or float64: itself where it is one of them already; objects as float64, their None as NaN."""
+    if values.dtype.kind == "O":
+        return values.astype(np.float64)
     return values.astype(np.result_type(values.dtype, np.float32), copy=False)
 
 

@@ -150,9 +150,10 @@ def fit_features(
 ) -> Features:
     """Learn from a table how to turn its like into a matrix.
 
-    Numbers are standardised, their missing values filled with the median and, if there were any, flagged in a column
-    of their own. Categories get a column for each of their ``max_levels`` most frequent levels, missing one of its
-    own, and the rest of the levels share one. A row of weight k counts as k rows, one of weight 0 is not there.
+    Numbers are standardised, with a second part where values far off would merge the others, their missing values
+    filled with the median and, if there were any, flagged in a column of their own. Categories get a column for each of
+    their ``max_levels`` most frequent levels, missing one of its own, and the rest of the levels share one. A row of
+    weight k counts as k rows, one of weight 0 is not there.
 
     Args:
         table: The rows to learn from.
@@ -163,7 +164,7 @@ def fit_features(
     Example:
         >>> from stepless.frames import read_table
         >>> fit_features(read_table([[1.0], [3.0], [None]])).columns
-        (Number(mean=2.0, scale=1.0, fill=2.0, flag=True),)
+        (Number(mean=2.0, scale=1.0, fill=2.0, flag=True, inner=None),)
     """
     if isinstance(max_levels, bool) or not isinstance(max_levels, int) or max_levels < 1:
         raise ValueError(f"max_levels must be an integer from 1; got {max_levels!r}")
