@@ -328,7 +328,7 @@ def column_from_json(value: Any) -> Column:
             "scale",
             "fill",
             "flag",
-            *(["inner"] if isinstance(value, dict) and "inner" in value else []),
+            *(["inner"] if "inner" in value else []),
         )
         entry = json_entry(value, "a column of numbers", keys)
         inner = tuple(json_list(entry["inner"], "inner")) if "inner" in entry else None
