@@ -67,7 +67,7 @@ class Objective(NamedTuple):
     of: Callable[[Any], Any]
     differentiate: Differentiate
     differentiate_each: Differentiate
-    over_labels: Callable[..., tuple[float, list[float], list[float]]]
+    over_labels: Callable[..., tuple[float, list[float], list[float]] | None]
     labels: bool = False
     label_weight: tuple[float, ...] | None = None
     joint: bool = False
@@ -187,12 +187,13 @@ def _of_few(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) ->
     loss, alarm, hit = _judge((tp, predicted, support, total), factors, batch, objective)
     if not wanted:
         return loss, None
-    # A negative's decision is worth a false alarm, a positive's a hit. Not the one and, for positives, the difference:
-    # of rare negatives a false alarm is worth so much more that the hit would be lost beside it.
+    # a negative's decision is worth a false alarm, a positive's a hit
+    apart = _outweighs(alarm, hit)
     if objective.labels:  # one list of numbers is read faster than a pair of lists
         alarm, hit = np.array([*alarm, *hit], dtype=h.dtype).reshape(2, -1, *[1] * (h.ndim - 2))
-    gradient = np.multiply(y, hit, out=h)  # whose sums are taken; it is at hand, where fresh memory is not
-    gradient += (1 - y) * alarm
+    # h, whose sums are taken, is at hand, where fresh memory is not
+    gradient = np.multiply(y, hit if apart else hit - alarm, out=h)
+    gradient += (1 - y) * alarm if apart else alarm
     gradient *= slope
     return loss, torch.from_numpy(gradient)
 
@@ -235,10 +236,11 @@ def _of_many(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) -
         _pull_back_labels(slopes, y, spare, np.array((alarm, hit)), pixels)
     else:
         no, yes = (torch.scalar_tensor(worth, dtype=z.dtype, device="cpu") for worth in (alarm, hit))
-        length = spare.numel()
+        length, apart = spare.numel(), _outweighs(alarm, hit)
         for start in range(0, z.numel(), length):
             truth = y[start : start + length]
-            worth = torch.lerp(no, yes, truth, out=spare[: truth.numel()])
+            worth = spare[: truth.numel()]
+            torch.lerp(no, yes, truth, out=worth) if apart else torch.add(no, truth, alpha=hit - alarm, out=worth)
             slopes[start : start + length].mul_(worth)
     return loss, slopes.view(scores.shape)
 
@@ -354,7 +356,9 @@ def _label_of_entry(labels: int, pixels: int, size: int) -> Any:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-#: A share of all below which what is left of a difference of sums is less exact than 1e-5.
+#: How many times what a hit is worth a false alarm may be, for a sum of both to keep the hit to 1e-5.
+_FAR_MORE = 100.0
+#: A share of all: where less is negative, or decided so, a difference of the sums of all is less exact than 1e-5.
 _FEW_OF_ALL = 0.01
 #: The rounding of sums.
 _EPS = {dtype: 4 * torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
@@ -382,18 +386,21 @@ def _judge(sums: Any, factors: Factors, batch: Batch, objective: Objective) -> t
     The loss is then the weighted mean of the labels' losses.
     """
     eps = _EPS[batch.scores.dtype]
-    few = _cancels(sums, factors)
+    tp, predicted, support, total = sums
     if not objective.labels:
+        few = total - max(support, factors.decision * predicted) < _FEW_OF_ALL * total
         four = _cells_apart(batch, objective) if few else _cells(sums, factors, eps)
         loss, tp, fp, fn, tn = objective.differentiate(*four)
         return loss, (fp - tn) * factors.slope, (tp - fn) * factors.slope
     labels = len(sums[0])
     weights = _shares(labels, objective.label_weight)
-    if labels < _TOGETHER and not few:
-        tp, predicted, support, total = sums
+    if labels < _TOGETHER:
         totals = repeat(total, labels) if isinstance(total, float) else total.tolist()
         rows = zip(tp.tolist(), predicted.tolist(), support.tolist(), totals, strict=False)
-        return objective.over_labels(rows, weights, factors, eps)
+        found = objective.over_labels(rows, weights, factors, eps, _FEW_OF_ALL)
+        if found is not None:
+            return found
+    few = bool((total - np.maximum(support, factors.decision * predicted) < _FEW_OF_ALL * total).any())
     each = np.array(weights)
     wide = [np.asarray(x, np.float64) for x in sums]
     value, tp, fp, fn, tn = objective.differentiate_each(
@@ -402,13 +409,11 @@ def _judge(sums: Any, factors: Factors, batch: Batch, objective: Objective) -> t
     return float((value * each).sum()), (fp - tn) * each * factors.slope, (tp - fn) * each * factors.slope
 
 
-def _cancels(sums: Any, factors: Factors) -> bool:
-    """Whether so little is negative, or decided so, that a difference of the sums of all has too few digits left."""
-    _, predicted, support, total = sums
-    least = _FEW_OF_ALL * total
-    if isinstance(support, float):
-        return total - support < least or total - factors.decision * predicted < least
-    return bool((total - np.maximum(support, factors.decision * predicted) < least).any())
+def _outweighs(alarm: Any, hit: Any) -> bool:
+    """Whether false alarms are worth so much more than hits that a sum of both would lose the hits."""
+    if isinstance(alarm, float):
+        return abs(alarm) > _FAR_MORE * abs(hit)
+    return max(map(abs, alarm)) > _FAR_MORE * min(map(abs, hit))  # of any two labels, which is quicker to see
 
 
 @torch.no_grad()

@@ -219,13 +219,16 @@ def differentiated_classes(formula: Callable[[Any], Any], classes: int) -> Calla
     return np.errstate(all="ignore")(_compiled(source, **names))
 
 
-def over_labels(formula: Callable[[Any], Any]) -> Callable[..., tuple[float, list[float], list[float]]]:
+def over_labels(formula: Callable[[Any], Any]) -> Callable[..., tuple[float, list[float], list[float]] | None]:
     """A loop over few labels, from their sums to the weighted sum of the formula's values.
 
     The result is a function of rows ``(tp, predicted, support, total)``, weights, what the decisions in these sums lack
     (`stepless.steps.Factors`), and the relative rounding of the sums. It also returns what a false alarm of each label
-    is worth, and what a hit is. A cell below the rounding of the sums it is a difference of is empty: 0/0 must
-    not become a ratio of two roundings.
+    is worth, and what a hit is.
+
+    A cell below the rounding of the sums it is a difference of is empty: 0/0 must not become a ratio of two roundings.
+    Where less than a share ``few`` of a label is negative, or decided so, such differences have too few digits left:
+    it gives None.
 
     >>> of = over_labels(lambda cells: cells[0] + 2 * cells[1])
     >>> of([(3.0, 4.0, 5.0, 9.0)], [1.0], (1.0, 1.0), 1e-7)
@@ -233,12 +236,14 @@ def over_labels(formula: Callable[[Any], Any]) -> Callable[..., tuple[float, lis
     """
     lines, (value, tp, fp, fn, tn) = straight_line(formula)
     head = (
-        "def of(labels, weights, factors, eps):",
+        "def of(labels, weights, factors, eps, few=0.0):",
         "    loss, alarms, hits, (scale, steepness) = 0.0, [], [], factors",
         "    for (tp, predicted, support, total), weight in zip(labels, weights, strict=True):",
     )
     cells = (
         "tp, predicted = scale * tp, scale * predicted",
+        "if total - support < few * total or total - predicted < few * total:",
+        "    return None",
         "fp, fn, tn = predicted - tp, support - tp, total - support - predicted + tp",
         *(
             f"{cell} = 0.0 if abs({cell}) < eps * {noise} else {cell}"
