@@ -17,6 +17,7 @@ from stepless.correlated import are_equal, posterior
 from stepless.metrics import METRICS
 from stepless.outcome import Difference, Entry, Threshold
 from stepless.registry import Metric
+from stepless.rules import decisions
 from stepless.tasks import Task
 
 #: From so many rows of the rarest class in every test fold on, contestants that score alike in all folds are alike.
@@ -164,12 +165,7 @@ class Results:
 
 def _alike(cell: Cell, task: Task) -> bool:
     """Whether all rows of the cell's fold are decided alike."""
-    assert cell.probabilities is not None
-    if task == "multiclass":
-        with np.errstate(divide="ignore"):
-            decided = (np.log(cell.probabilities) - np.array(cell.threshold)).argmax(1)
-    else:
-        decided = cell.probabilities >= np.array(cell.threshold)
+    decided = decisions(cell.probabilities, cell.threshold, task)
     return bool((decided == decided[:1]).all())
 
 

@@ -99,12 +99,7 @@ class Rule:
 
     def decide(self, scores: Any, threshold: Any) -> Any:
         """Yes or no, ``(N,)`` or ``(N, labels)``, or class indices."""
-        if self.task != "multiclass":
-            return scores >= np.asarray(threshold)
-        if self.method == "predict_proba":
-            with np.errstate(divide="ignore"):
-                scores = np.log(scores.astype(np.float64))
-        return np.argmax(scores - np.asarray(threshold), 1)
+        return decisions(scores, threshold, self.task, probabilities=self.method == "predict_proba")
 
     def score(self, decided: Any, target: Any, weight: Any = None) -> float:
         """The metric of decisions: a decision is a probability of 0 or 1."""
@@ -180,3 +175,19 @@ def _yes(probabilities: Any, classes: Any) -> Any:
     """The column of class 1; a label that was never 1 in training has none."""
     where = np.flatnonzero(np.asarray(classes) == 1)
     return probabilities[:, where[0]] if len(where) else np.zeros(len(probabilities))
+
+
+def decisions(scores: Any, threshold: Any, task: Task, *, probabilities: bool = True) -> Any:
+    """Yes or no, or class indices, of scores at a threshold, or with one offset a class.
+
+    >>> decisions(np.array([0.2, 0.7]), 0.5, "binary")
+    array([False,  True])
+    >>> decisions(np.array([[0.6, 0.4], [0.9, 0.1]]), [1.0, 0.0], "multiclass")
+    array([1, 0])
+    """
+    if task != "multiclass":
+        return scores >= np.asarray(threshold)
+    if probabilities:
+        with np.errstate(divide="ignore"):
+            scores = np.log(scores.astype(np.float64))
+    return np.argmax(scores - np.asarray(threshold), 1)

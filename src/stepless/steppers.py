@@ -12,7 +12,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
@@ -302,17 +302,23 @@ class _XGBoost(_Base):
 
     def step(self, worth: Floats) -> tuple[Floats, Floats]:
         gradient, hessian = self._derivatives(self.own, worth)
+        with self._listening() if self.settings.params and not self.round else nullcontext():
+            self.booster.boost(self.data, self.round, grad=gradient, hess=hessian)
+        self.round += 1
+        self.own = self._read(self.data)
+        return self.own, self._start(0) if self.held is None else self._read(self.held)
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Hear the warnings of the first round, by which XGBoost says that it does not know a parameter."""
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            self.booster.boost(self.data, self.round, grad=gradient, hess=hessian)
-        for warning in said:  # which is how it says that it does not know a parameter
+            yield
+        for warning in said:
             unused = re.search(r'Parameters: \{ "(\w+)"', str(warning.message))
             if unused:
                 raise _unknown("xgboost", unused[1])
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-        self.round += 1
-        self.own = self._read(self.data)
-        return self.own, self._start(0) if self.held is None else self._read(self.held)
 
     def _read(self, data: Any) -> Floats:
         return self.booster.predict(data, output_margin=True).astype(np.float64)

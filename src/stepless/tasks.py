@@ -283,10 +283,10 @@ def _match_weight(weight: Array, shape: Any, dtype: Any, *, labels: bool) -> Arr
 def _counted(target: Array, ignored: int) -> Array:
     """Which entries are not to be ignored. A small integer type would wrap: −100 is class 156 of an unsigned byte."""
     kind = _dtype(target)
-    if kind in ("int8", "uint8", "int16", "uint16"):
-        target = cast(target, torch.int32 if isinstance(target, Tensor) else "int32")
-    if kind.startswith(("int", "uint")) and not -(2**31) <= ignored < 2**31 and not kind.endswith("64"):
-        return target == target  # no narrower integer is this one, and it would wrap  # noqa: PLR0124
+    if isinstance(target, Tensor) and kind in ("int8", "uint8", "int16", "int32"):
+        target = target.long()
+    elif kind in ("int8", "uint8", "int16", "uint16"):
+        target = cast(target, "int32")
     return target != ignored
 
 
