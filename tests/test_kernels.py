@@ -60,6 +60,7 @@ def test_every_dtype_and_kind_of_input(inputs, dtype, step, task):
 @pytest.mark.parametrize("task", TASKS)
 def test_rare_negatives_and_all_decided_yes(metric, size, task):
     """No cell is taken as a difference of sums that leaves it no digits."""
+    torch.manual_seed(0)
     loss_fn = sl.MetricLoss(metric, task=task, threshold=0.3)
     scores, target = torch.randn(size) + 1, torch.ones(size)
     target[:2] = 0
@@ -76,7 +77,8 @@ def test_rare_negatives_and_all_decided_yes(metric, size, task):
         gradient, wanted = (torch.autograd.grad(v, leaf)[0].double() for v, leaf in ((found, narrow), (exact, wide)))
         for rows in (t == 0, t == 1):  # each class by its own scale: that of the rare one is far larger
             scale = wanted[rows].abs().max().clamp(min=1e-12)
-            assert ((gradient - wanted)[rows].abs().max() / scale).item() < 1e-3
+            # 1 − p of a p near 1 has five digits in float32, on every path
+            assert ((gradient - wanted)[rows].abs().max() / scale).item() < 1e-4
 
 
 @pytest.mark.parametrize("formula", ["max(recall, 0.1)", "min(recall, 0.9)", "max(0.1, recall)", "min(0.9, recall)"])
