@@ -73,6 +73,20 @@ def _decide(x, STEP: tl.constexpr, LOGITS: tl.constexpr, a, b, c, d, e):
 
 
 @triton.jit
+def _cells(
+    x, y, w, at, inside, STEP: tl.constexpr, LOGITS: tl.constexpr, WEIGHTED: tl.constexpr, a, b, c, d, e
+):  # fmt: skip
+    """What the scores at these places add to tp, fp, fn and tn."""
+    score = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    truth = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+    share = tl.load(w + at, mask=inside, other=0.0).to(tl.float32) if WEIGHTED else tl.where(inside, 1.0, 0.0)
+    h, _ = _decide(score, STEP, LOGITS, a, b, c, d, e)
+    yes = share * truth
+    no = share - yes
+    return h * yes, h * no, (1 - h) * yes, (1 - h) * no
+
+
+@triton.jit
 def _count(
     x, y, w, shares, size, a, b, c, d, e,
     STEP: tl.constexpr, LOGITS: tl.constexpr, WEIGHTED: tl.constexpr, FAR: tl.constexpr, COLUMNS: tl.constexpr,
@@ -92,16 +106,11 @@ def _count(
     for start in range(begin * BLOCK, size, programs * BLOCK):
         i = start + lane
         inside = i < size
-        score = tl.load(x + i, mask=inside, other=0.0).to(tl.float32)
-        truth = tl.load(y + i, mask=inside, other=0.0).to(tl.float32)
-        share = tl.load(w + i, mask=inside, other=0.0).to(tl.float32) if WEIGHTED else tl.where(inside, 1.0, 0.0)
-        h, _ = _decide(score, STEP, LOGITS, a, b, c, d, e)
-        yes = share * truth
-        no = share - yes
-        tp += h * yes
-        fp += h * no
-        fn += (1 - h) * yes
-        tn += (1 - h) * no
+        hits, alarms, misses, rests = _cells(x, y, w, i, inside, STEP, LOGITS, WEIGHTED, a, b, c, d, e)
+        tp += hits
+        fp += alarms
+        fn += misses
+        tn += rests
     label = tl.arange(0, COLUMNS)
     row = shares + (label * programs + program) * 4
     tl.store(row, tl.sum(tl.reshape(tp, (BLOCK // COLUMNS, COLUMNS)), 0))
@@ -126,16 +135,11 @@ def _count_labels(
         i = start + lane
         inside = i < size
         at = (i // pixels * labels + label) * pixels + i % pixels
-        score = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-        truth = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
-        share = tl.load(w + at, mask=inside, other=0.0).to(tl.float32) if WEIGHTED else tl.where(inside, 1.0, 0.0)
-        h, _ = _decide(score, STEP, LOGITS, a, b, c, d, e)
-        yes = share * truth
-        no = share - yes
-        tp += h * yes
-        fp += h * no
-        fn += (1 - h) * yes
-        tn += (1 - h) * no
+        hits, alarms, misses, rests = _cells(x, y, w, at, inside, STEP, LOGITS, WEIGHTED, a, b, c, d, e)
+        tp += hits
+        fp += alarms
+        fn += misses
+        tn += rests
     row = shares + (label * programs + program) * 4
     tl.store(row, tl.sum(tp))
     tl.store(row + 1, tl.sum(fp))
