@@ -90,12 +90,12 @@ def ours(kind: type, **settings: Any) -> Contestant:
     def run(fits: Fits, goal: Goal) -> Outcome:
         problem, decided, seconds = fits.problem, [], []
         for seen, held in problem.folds:
-            begun = time.process_time()
+            begun = time.process_time() + fits.shared.saved  # what another fit has spent counts for this one too
             options = {"average": goal.average, "metric_options": goal.options or None, "random_state": SEED}
             model = kind(goal.metric, **options, **settings)
             model.fit(problem.features.iloc[seen], problem.target[seen])
             decided.append(model.predict(problem.features.iloc[held]))
-            seconds.append(time.process_time() - begun)
+            seconds.append(time.process_time() + fits.shared.saved - begun)
         return Outcome(decided, seconds)
 
     return run

@@ -138,13 +138,19 @@ def _cost(records: Sequence[Record]) -> str:
 
 
 def _seconds(records: Sequence[Record], metrics: Sequence[str] | None = None) -> float:
-    """Of all metrics, or of these without the parts of the recipe; fits that do not see the metric are counted once."""
+    """Of all metrics, or of these without the parts of the recipe.
+
+    Older entries do not say what was spent on them, but what they take alone: of these, fits that do not see the metric
+    are counted once.
+    """
     total = 0.0
     for record in records:
         for name, entries in record["entries"].items():
             if metrics is not None and is_part(name):
                 continue
-            each = [sum(e["seconds"]) for metric, e in entries.items() if metrics is None or metric in metrics]
+            own = [e for metric, e in entries.items() if metrics is None or metric in metrics]
+            total += sum(e["spent"] for e in own if "spent" in e)
+            each = [sum(e["seconds"]) for e in own if "spent" not in e]
             total += sum(each) if name.startswith(("Metric", *PUBLISHED)) else max(each, default=0.0)
     return total
 

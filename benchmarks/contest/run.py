@@ -29,6 +29,8 @@ from goals import GOALS, Goal
 from problems import CONFIG, FULL, Problem, load, sets
 from results import FOLDER, about, read, write
 
+import stepless as sl
+
 Choice = tuple[list[str] | None, list[str] | None, bool]
 
 
@@ -56,21 +58,24 @@ def run_set(name: str, task: str, half: str, choice: Choice, folder: Path) -> tu
     warnings.filterwarnings("ignore")
     begun = time.perf_counter()
     problem = load(name, task, half)
-    fits = Fits(problem)
     record = read(name, folder) or {
         "set": name, "task": task, "half": half, "rows": len(problem.target), "columns": problem.features.shape[1],
         "rarest": round(problem.rarest, 5), "made": {}, "entries": {},
     }  # fmt: skip
     record["made"][about()["source"]] = {key: about()[key] for key in ("commit", "versions")}
-    for contestant, goal in missing(name, task, half, choice, folder):
-        outcome = {**CONTESTANTS[task], **PARTS}[contestant](fits, goal)
-        record["entries"].setdefault(contestant, {})[goal.label] = judged(problem, goal, outcome)
-        write(record, folder)
+    with sl.shared_fits() as shared:
+        fits = Fits(problem, shared)
+        for contestant, goal in missing(name, task, half, choice, folder):
+            before = time.process_time()
+            outcome = {**CONTESTANTS[task], **PARTS}[contestant](fits, goal)
+            spent = {"spent": round(time.process_time() - before, 3)}
+            record["entries"].setdefault(contestant, {})[goal.label] = {**judged(problem, goal, outcome), **spent}
+            write(record, folder)
     return name, time.perf_counter() - begun
 
 
 def judged(problem: Problem, goal: Goal, outcome: Outcome) -> dict[str, object]:
-    """The scores of the folds, their seconds, and whether all decisions of a fold were the same."""
+    """The scores of the folds, what each takes alone, and whether all decisions of a fold were the same."""
     scores = []
     for decided, (_, held) in zip(outcome.decided, problem.folds, strict=True):
         scores.append(round(goal.score(decided, problem.target[held]), 6))

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from stepless.registry import Metric as Metric
     from stepless.schedules import Schedule as Schedule
     from stepless.scoring import score as score
+    from stepless.sharing import shared_fits as shared_fits
     from stepless.state import State as State
     from stepless.steps import STEPS as STEPS
     from stepless.steps import Hard as Hard
@@ -57,7 +58,7 @@ _NAMES = {
     "MetricLoss": "loss", "RaisedCosine": "steps", "Ranking": "ranking", "Schedule": "schedules", "Sigmoid": "steps",
     "State": "state", "Step": "steps", "Tuning": "tuning", "accumulate": "accumulation", "curves": "curves",
     "metric": "metrics", "metric_loss": "loss", "presets": "presets", "score": "scoring",
-    "tune_threshold": "thresholds",
+    "shared_fits": "sharing", "tune_threshold": "thresholds",
 }  # fmt: skip
 #: The same of what needs an extra, and the package that must be there for it.
 _EXTRAS = {
@@ -103,6 +104,7 @@ __all__ = [
     "ratio",
     "root",
     "score",
+    "shared_fits",
     "tune_threshold",
 ]
 

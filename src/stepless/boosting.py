@@ -162,7 +162,7 @@ class RowsObjective(Objective):
             target, scores = first, second
         y, w = _read(self.costs, target, weight)
         z = _shaped(self.costs, scores, len(y))
-        worth = self.costs.worth(self.costs.count(z, y, w))
+        worth = self.costs.worth_at(z, y, w)
         return self.costs.derivatives(z, y, w, worth)
 
 
@@ -172,8 +172,8 @@ class CatBoostObjective(Objective):
     def __init__(self, costs: Costs, target: NDArray[np.int64], weight: Floats | None) -> None:
         super().__init__(costs)
         start = np.tile(costs.initial(target, weight), (len(target), 1))
-        counts = costs.count(start[:, 0] if costs.task == "binary" else start, target, weight)
-        self.rows, self.worth = len(target), costs.worth(counts)
+        self.rows = len(target)
+        self.worth = costs.worth_at(start[:, 0] if costs.task == "binary" else start, target, weight)
         self._forget()
 
     def calc_ders_range(self, approxes: Any, targets: Any, weights: Any) -> Any:
@@ -188,7 +188,7 @@ class CatBoostObjective(Objective):
         self._blocks.append((scores, target, np.ones(len(target)) if weight is None else weight))
         self._seen += len(target)
         if self._seen >= self.rows:
-            self.worth = self.costs.worth(self.costs.count(*map(np.concatenate, zip(*self._blocks, strict=True))))
+            self.worth = self.costs.worth_at(*map(np.concatenate, zip(*self._blocks, strict=True)))
             self._forget()
 
     def _forget(self) -> None:

@@ -163,6 +163,12 @@ class Costs:
         total = table.sum(1, keepdims=True)
         return np.where(total > 0, table / np.where(total > 0, total, 1.0), right) * share[:, None]
 
+    def worth_at(self, scores: Floats, target: NDArray[np.int64], weight: Floats | None = None) -> Floats:
+        """What each decision is worth at the counts of these scores."""
+        if self.form == "cross_entropy":  # whatever the counts are
+            return np.eye(self.classes)
+        return self.worth(self.count(scores, target, weight))
+
     def gains(self, counts: Floats) -> Floats:
         """What one more row in each cell of the counts would gain: minus the gradient of the loss there."""
         if self.task == "binary" and self._traced is not None:

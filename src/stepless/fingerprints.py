@@ -18,7 +18,7 @@ def written(thing: Any, seen: dict[int, Any] | None = None) -> str:
     """A value or a piece of code as text.
 
     Of a function that is what it computes, the values it is bound to, and what it uses of its own module; of what has
-    no code of Python's, the name. State other than plain values is left out: it need not be the same again.
+    no code of Python's, the name. State other than plain values and code is left out: it may not be the same again.
     """
     if thing is None or isinstance(thing, str | bytes | bool | int | float | complex):
         return repr(thing)
@@ -45,7 +45,7 @@ def _parts_of_object(thing: Any) -> Iterator[Any]:
     if callable(thing):
         yield type(thing)
         state = getattr(thing, "__dict__", {})
-        yield from ((name, value) for name, value in state.items() if isinstance(value, (*_PLAIN, FunctionType)))
+        yield from ((name, value) for name, value in state.items() if isinstance(value, _PLAIN) or callable(value))
 
 
 def _bound(function: FunctionType) -> Iterator[Any]:

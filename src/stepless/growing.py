@@ -8,8 +8,11 @@ say when to stop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -17,7 +20,9 @@ from numpy.typing import NDArray
 
 from stepless.booster_members import BoosterMember
 from stepless.costs import Costs, Floats
+from stepless.fingerprints import written
 from stepless.portfolio import Ensemble
+from stepless.sharing import key_of, open_block
 from stepless.steppers import Rows, Settings, Stepper, make_stepper
 from stepless.sweep import merit, score_counts, sweep
 
@@ -69,43 +74,125 @@ def grow(
             keeps all rounds, as does an ensemble without folds.
         watch: Which score that is.
     """
-    everything = np.arange(len(target))
-    held = np.concatenate(folds) if folds else everything
-    y, w = target[held], None if weight is None else weight[held]
-    parts = [np.setdiff1d(everything, fold) for fold in folds] or [everything]
-    watched = list(folds) or [everything[:0]]
-    steppers: list[Stepper] = []
-    try:
-        for own, fold in zip(parts, watched, strict=True):
-            rows = Rows(matrix[own], target[own], None if weight is None else weight[own], matrix[fold])
-            steppers.append(make_stepper(costs, rows, settings))
-        pooled = np.concatenate(
-            [np.tile(s.initial, (len(f), 1)) for s, f in zip(steppers, folds or [everything], strict=True)]
-        )
-        pooled = pooled[:, 0] if costs.outputs == 1 else pooled
-        stops = bool(folds) and patience is not None
-        best, scores = (0, -np.inf, pooled), []
-        for number in range(1, settings.rounds + 1):
-            worth = costs.worth(costs.count(pooled, y, w))
-            seen = [stepper.step(worth) for stepper in steppers]
-            pooled = np.concatenate([out for _, out in seen]) if folds else seen[0][0]
-            if number % _EVERY and number != settings.rounds:
-                continue
-            scores.append(_watched(costs, pooled, y, w, watch))
+    stops = bool(folds) and patience is not None
+    best, scores = (0, -np.inf, np.empty(0)), []
+    with _trunk(matrix, target, weight, costs, settings, folds) as trunk:
+        for number in _looks(settings.rounds):
+            pooled = trunk.scores_after(number)
+            scores.append(_watched(costs, pooled, trunk.target, trunk.weight, watch))
             if not best[0] or not stops or scores[-1] > best[1] + _SAME:
                 best = number, scores[-1], pooled
             elif number - best[0] >= (patience or 0):
                 break
         rounds, _, pooled = best
-        boosters = tuple(stepper.finish(rounds) for stepper in steppers)
-    finally:
-        for stepper in steppers:
-            stepper.close()
-    starts = tuple(tuple(stepper.initial.tolist()) for stepper in steppers)
+        boosters = tuple(stepper.finish(rounds) for stepper in trunk.steppers)
+        starts = tuple(tuple(stepper.initial.tolist()) for stepper in trunk.steppers)
     member = BoosterMember(settings.library, boosters, matrix.shape[1], starts)
     if settings.params:
         _check_kept(member, settings, [matrix[fold] for fold in folds] or [matrix], pooled)
     return Growth(Ensemble(costs.form, member, _log_scores(costs, pooled)), rounds, np.array(scores))
+
+
+class _Trunk:
+    """Boosters that grow in step, one for each fold, and what they say of the rows held out from them.
+
+    Attributes:
+        steppers: The boosters.
+        target: The classes of the rows held out, fold by fold; where none are held out, of all rows.
+        weight: The weights of these.
+        reused: The processor seconds of what was asked for and was there.
+    """
+
+    def __init__(
+        self,
+        matrix: NDArray[np.float32],
+        target: NDArray[np.int64],
+        weight: Floats | None,
+        costs: Costs,
+        settings: Settings,
+        folds: Sequence[NDArray[np.intp]],
+        *,
+        keeps: bool,
+    ) -> None:
+        begun = time.process_time()
+        everything = np.arange(len(target))
+        held = np.concatenate(folds) if folds else everything
+        self.target, self.weight = target[held], None if weight is None else weight[held]
+        self.steppers: list[Stepper] = []
+        self.reused = 0.0
+        self._costs, self._folds, self._keeps = costs, bool(folds), keeps
+        self._known: dict[int, tuple[Floats, float]] = {}
+        self._rounds = 0
+        try:
+            for fold in folds or [everything[:0]]:
+                own = np.setdiff1d(everything, fold)
+                rows = Rows(matrix[own], target[own], None if weight is None else weight[own], matrix[fold])
+                self.steppers.append(make_stepper(costs, rows, settings))
+        except BaseException:
+            self.close()
+            raise
+        sizes = [len(fold) for fold in folds] or [len(target)]
+        start = np.concatenate([np.tile(s.initial, (n, 1)) for s, n in zip(self.steppers, sizes, strict=True)])
+        self._pooled = start[:, 0] if costs.outputs == 1 else start
+        self._making = time.process_time() - begun
+
+    def scores_after(self, rounds: int) -> Floats:
+        """The scores of the rows held out, after so many rounds; of fewer than it has grown, those asked for before."""
+        if rounds in self._known:
+            self.reused += self._known[rounds][1]
+            return self._known[rounds][0]
+        begun = time.process_time()
+        while self._rounds < rounds:
+            worth = self._costs.worth_at(self._pooled, self.target, self.weight)
+            seen = [stepper.step(worth) for stepper in self.steppers]
+            self._pooled = np.concatenate([out for _, out in seen]) if self._folds else seen[0][0]
+            self._rounds += 1
+        if self._keeps:
+            self._known[rounds] = self._pooled, time.process_time() - begun + self._making
+            self._making = 0.0  # counted with the first rounds
+        return self._pooled
+
+    def close(self) -> None:
+        """Let go of what growing needs."""
+        for stepper in self.steppers:
+            stepper.close()
+
+
+@contextmanager
+def _trunk(
+    matrix: NDArray[np.float32],
+    target: NDArray[np.int64],
+    weight: Floats | None,
+    costs: Costs,
+    settings: Settings,
+    folds: Sequence[NDArray[np.intp]],
+) -> Iterator[_Trunk]:
+    """New boosters, or inside of `stepless.shared_fits` those that have grown for the same before."""
+    block = open_block()
+    make = partial(_Trunk, matrix, target, weight, costs, settings, folds)
+    if block is None or settings.library == "catboost":  # whose thread ends when its trees are asked for
+        with closing(make(keeps=False)) as own:
+            yield own
+        return
+    metric = () if costs.form == "cross_entropy" else (written(costs.metric), costs.average)
+    texts = ("trees", repr(settings), costs.task, str(costs.classes), costs.form, *metric)
+    key = key_of(texts, (matrix, target, weight, *folds))
+    trunk = block.find(key, lambda: make(keeps=True))
+    try:
+        yield trunk
+    except BaseException:  # boosters that stopped in the middle of a round are of no use to others
+        block.drop(key)
+        raise
+    block.saved, trunk.reused = block.saved + trunk.reused, 0.0
+
+
+def _looks(rounds: int) -> list[int]:
+    """After which rounds the held-out rows are looked at.
+
+    >>> _looks(12)
+    [5, 10, 12]
+    """
+    return [number for number in range(1, rounds + 1) if number % _EVERY == 0 or number == rounds]
 
 
 def _check_kept(

@@ -20,6 +20,7 @@ from stepless.nets import Architecture
 from stepless.portfolio import CANDIDATES, Ensemble, Goal, Rows, fit_ensembles
 from stepless.rules import Rule
 from stepless.scoring import make_path
+from stepless.sharing import once
 from stepless.steppers import NothingToSplitError, Settings, library_module
 from stepless.training import Plan
 
@@ -30,7 +31,8 @@ TREES: dict[str, Form] = {"trees": "cross_entropy", "cost_trees": "cost"}
 #: Everything that can be asked for.
 NAMES = (*CANDIDATES, LINEAR, *TREES)
 
-_LOSSES = ("cross_entropy", "mixture")
+_PLAIN = "cross_entropy"
+_LOSSES = (_PLAIN, "mixture")
 #: With fewer distinct rows trees have nothing to split.
 _FEWEST = 50
 _ROUNDS, _RATE, _PATIENCE = 150, 0.1, 50
@@ -90,9 +92,11 @@ def fit_others(
     found = []
     if LINEAR in names:
         net = Architecture("linear", matrix.shape[1], goal.outputs)
-        one = fit_ensembles(
-            matrix, target, weight, goal, ("cross_entropy",), net, plan, folds, seed, device=device
-        ).ensembles[0]  # fmt: skip
+        one = once(
+            lambda: fit_ensembles(matrix, target, weight, goal, (_PLAIN,), net, plan, folds, seed, device=device),
+            (LINEAR, goal.task, repr(net), repr(plan), str(seed), str(device)),
+            (matrix, target, weight, *folds),
+        ).ensembles[0]
         found.append(Ensemble(LINEAR, one.member, one.held))
     path = make_path((rule.resolved,), task=rule.task, average=rule.average)
     for name in names:
