@@ -1,10 +1,12 @@
 """Contestants whose networks train for few epochs: the same code, in a tenth of the time."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.datasets import make_classification, make_multilabel_classification
 
-from stepless.contestants import FITS, Fit
+from stepless.contestants import FITS
 
 
 @pytest.fixture
@@ -13,7 +15,7 @@ def quick(monkeypatch):
     for key, fit in list(FITS.items()):
         few = {"n_estimators": 10, "n_members": 3} if "boosting" in key else {"epochs": 4, "n_members": 3}
         build = lambda aim, fit=fit, few=few: fit.build(aim).set_params(**few)  # noqa: E731 - one a turn
-        monkeypatch.setitem(FITS, key, Fit(build, fit.method, fit.cost))
+        monkeypatch.setitem(FITS, key, replace(fit, build=build))
 
 
 def data(task="binary", rows=150, seed=0):

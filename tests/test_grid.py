@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +28,24 @@ LEAST = {"contestants": [], "folds": 2, "repeats": 1}
 def test_one_fit_serves_all_that_differ_in_the_cut():
     places = [(key, 0, fold) for fold in range(2) for key in ("cross_entropy", "cross_entropy_tuned", "automatic")]
     tasks = _tasks(places)
-    assert [(t.fit, t.keys, t.fold) for t in tasks[:2]] == [
-        ("automatic", ("automatic",), 0),
-        ("cross_entropy", ("cross_entropy", "cross_entropy_tuned"), 0),
+    assert [(t.fits, t.fold) for t in tasks[:2]] == [
+        ((("automatic", ("automatic",)),), 0),
+        ((("cross_entropy", ("cross_entropy", "cross_entropy_tuned")),), 0),
     ]
     assert len(tasks) == 4
+
+
+@pytest.mark.usefixtures("quick")
+def test_fits_that_have_trees_in_common_are_one_task_and_give_what_each_gives_alone():
+    pytest.importorskip("lightgbm")
+    trees = ["automatic", "boosting_metric", "boosting_tuned"]
+    (task,) = _tasks([(key, 0, 0) for key in reversed(trees)])
+    assert [fit for fit, _ in task.fits] == ["automatic", "boosting_metric", "boosting"]
+    X, y = data()
+    settings = {"folds": 2, "repeats": 1}
+    together = sl.compare(X, y, "f1", contestants=trees, **settings)
+    for key in trees:
+        assert sl.compare(X, y, "f1", contestants=[key], **settings).entry(key).scores == together.entry(key).scores
 
 
 def test_one_job_and_two_give_the_same_table():
@@ -71,7 +85,7 @@ def test_resume_fits_nothing_that_is_there(tmp_path, monkeypatch):
     fitted = []
     for key, fit in list(FITS.items()):
         build = lambda aim, key=key, fit=fit: fitted.append(key) or fit.build(aim)  # noqa: E731 - one a turn
-        monkeypatch.setitem(FITS, key, Fit(build, fit.method, fit.cost))
+        monkeypatch.setitem(FITS, key, replace(fit, build=build))
     steps = []
     resumed = sl.compare(X, y, folder=tmp_path, resume=True, progress=steps.append, **FEW)
     assert same_tables(whole, resumed)

@@ -45,13 +45,15 @@ def made(monkeypatch):
     return begun
 
 
-@pytest.mark.parametrize("library", ["lightgbm", "xgboost", "catboost"])
-@pytest.mark.parametrize("task", ROWS)
+@pytest.mark.parametrize(
+    ("task", "library"),
+    [*((task, library) for task in ROWS for library in ("lightgbm", "xgboost")), ("binary", "catboost")],
+)
 def test_boosters_of_several_metrics(task, library):
     pytest.importorskip(library)
     X, y = ROWS[task]
     with sl.shared_fits() as shared:
-        together = {name: booster(name, library=library).fit(X, y) for name in ("f1", "accuracy", "mcc")}
+        together = {name: booster(name, library=library).fit(X, y) for name in ("f1", "mcc")}
     for name, model in together.items():
         same(model, booster(name, library=library).fit(X, y), X)
     assert (shared.saved > 0) == (library != "catboost")

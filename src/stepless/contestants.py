@@ -71,11 +71,13 @@ class Fit:
         build: Makes the estimator, not yet fitted.
         method: How the estimator is fitted to rows, target and weights, where that is more than to call its `fit`.
         cost: What it takes, roughly: the costly are started first.
+        kin: Fits of one kin have models in common, and are made together.
     """
 
     build: Callable[[Aim], Predicting]
     method: Callable[[Predicting, Any, Any, Any], Predicting] | None = None
     cost: float = 1.0
+    kin: str | None = None
 
     def __call__(self, aim: Aim, X: Any, y: Any, sample_weight: Any = None) -> Predicting:
         """The fitted estimator."""
@@ -181,13 +183,13 @@ _PLAIN = {"candidates": ("cross_entropy",), "threshold": "half", "calibrate": Fa
 
 #: Ways to fit.
 FITS: dict[str, Fit] = {
-    "automatic": Fit(_network(), cost=4.0),
-    "boosting_metric": Fit(_trees(), cost=2.0),
+    "automatic": Fit(_network(), cost=4.0, kin="trees"),
+    "boosting_metric": Fit(_trees(), cost=2.0, kin="trees"),
     "metric": Fit(_network(candidates=("metric",), threshold="tuned"), cost=1.2),
     "cost_weighted": Fit(_network(candidates=("cost_weighted",), threshold="tuned"), cost=1.1),
     "cross_entropy": Fit(_network(candidates=("cross_entropy",), threshold="tuned"), cost=1.0),
     "class_weighted": Fit(_network(**_PLAIN), _class_weighted, cost=1.0),
-    "boosting": Fit(_trees(forms=("cross_entropy",), threshold="tuned"), cost=0.7),
+    "boosting": Fit(_trees(forms=("cross_entropy",), threshold="tuned"), cost=0.7, kin="trees"),
     "smote": Fit(_network(**_PLAIN, preprocess=False), _oversampled, cost=1.6),
 }
 

@@ -1,9 +1,9 @@
 """The grid of a comparison, contestants × repeats × folds, computed here, by several processes, or on a cluster.
 
-Contestants that differ in the cut alone come from one fit. The data go to the workers once: as a file that processes of
-this machine map into memory, by ``ray.put``, or by Dask's ``scatter``; a task is a few numbers. All chance comes from
-the seed, the repeat and the fold, and every cell computes with one thread, so that cells do not depend on how many run
-at a time, or where.
+Contestants that differ in the cut alone come from one fit, and fits that have trees in common are one task. The data go
+to the workers once: as a file that processes of this machine map into memory, by ``ray.put``, or by Dask's ``scatter``;
+a task is a few numbers. All chance comes from the seed, the repeat and the fold, and every cell computes with one
+thread, so that cells do not depend on how many run at a time, or where.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from stepless.model import Model
 from stepless.outcome import Progress, Threshold
 from stepless.predicting import Predicting
 from stepless.rules import Rule
+from stepless.sharing import shared_fits
 
 Backend = Literal["loky", "ray", "dask"]
 
@@ -71,10 +72,9 @@ class Work:
 
 
 class Task(NamedTuple):
-    """One fit: for which contestants, on which fold of which repeat."""
+    """Fits of one kin: each for which contestants, on which fold of which repeat."""
 
-    fit: str
-    keys: tuple[str, ...]
+    fits: tuple[tuple[str, tuple[str, ...]], ...]
     repeat: int
     fold: int
 
@@ -137,31 +137,32 @@ def run_grid(
 
 
 def run_task(work: Work, task: Task) -> list[Cell]:
-    """The cells of one fit; a contestant that fails leaves its sentence."""
+    """The cells of a task's fits; a contestant that fails leaves its sentence."""
     seed = int(np.random.SeedSequence([work.seed, task.repeat, task.fold]).generate_state(1)[0]) % 2**31
     aim = replace(work.aim, seed=seed)
     held = work.folds[task.repeat] == task.fold
     train, test = np.flatnonzero(~held), np.flatnonzero(held)
-    weight = None if work.weight is None else work.weight[train]
-    failed: dict[str, str] = {}
+    given = work.table.take(train), work.y[train], None if work.weight is None else work.weight[train]
+    rows = work.table.take(test)
     cells = []
-    with _one_thread(), warnings.catch_warnings():
+    with _one_thread(), shared_fits() as shared, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        start = time.perf_counter()
-        try:
-            fitted = FITS[task.fit](aim, work.table.take(train), work.y[train], weight)
-        except Exception as error:
-            failed = dict.fromkeys(task.keys, _sentence(error))
-        seconds = time.perf_counter() - start
-        rows = work.table.take(test)
-        for key in task.keys:
-            cell = Cell(key, task.repeat, task.fold, seconds=seconds)
-            if key not in failed:
-                try:
-                    cell = judge(work, read_fit(CONTESTANTS[key], fitted), rows, test, cell)
-                except Exception as error:
-                    failed[key] = _sentence(error)
-            cells.append(replace(cell, failed=failed.get(key)))
+        for fit, keys in task.fits:
+            failed: dict[str, str] = {}
+            begun = time.perf_counter() + shared.saved  # what another fit has spent counts for this one too
+            try:
+                fitted = FITS[fit](aim, *given)
+            except Exception as error:
+                failed = dict.fromkeys(keys, _sentence(error))
+            seconds = time.perf_counter() + shared.saved - begun
+            for key in keys:
+                cell = Cell(key, task.repeat, task.fold, seconds=seconds)
+                if key not in failed:
+                    try:
+                        cell = judge(work, read_fit(CONTESTANTS[key], fitted), rows, test, cell)
+                    except Exception as error:
+                        failed[key] = _sentence(error)
+                cells.append(replace(cell, failed=failed.get(key)))
     return cells
 
 
@@ -227,11 +228,14 @@ def _sentence(error: Exception) -> str:
 
 def _tasks(places: Iterable[Place]) -> list[Task]:
     """The fits that these cells need; within a fold the costly come first, so that none of them is left to the end."""
-    shared: dict[tuple[int, int, str], list[str]] = {}
+    keys: dict[tuple[int, int, str], list[str]] = {}
     for key, repeat, fold in places:
-        shared.setdefault((repeat, fold, CONTESTANTS[key].fit), []).append(key)
-    order = sorted(shared, key=lambda at: (at[0], at[1], -FITS[at[2]].cost))
-    return [Task(fit, tuple(shared[repeat, fold, fit]), repeat, fold) for repeat, fold, fit in order]
+        keys.setdefault((repeat, fold, CONTESTANTS[key].fit), []).append(key)
+    kin: dict[tuple[int, int, str], list[tuple[str, tuple[str, ...]]]] = {}
+    for repeat, fold, fit in sorted(keys, key=lambda at: (at[0], at[1], -FITS[at[2]].cost)):
+        own = (fit, tuple(keys[repeat, fold, fit]))
+        kin.setdefault((repeat, fold, FITS[fit].kin or fit), []).append(own)
+    return [Task(tuple(fits), repeat, fold) for (repeat, fold, _), fits in kin.items()]
 
 
 @contextmanager

@@ -33,6 +33,8 @@ Watch = Literal["cut", "half", "loss"]
 _EVERY = 5
 #: A gain of less is none: the order of additions must not decide when to stop.
 _SAME = 1e-12
+#: More scores than this, of all looks together, are not kept for other fits.
+_MOST_KEPT = 2**24
 _CHANGED = "the rounds that are kept score rows otherwise than when they were grown"
 
 
@@ -170,7 +172,8 @@ def _trunk(
     """New boosters, or inside of `stepless.shared_fits` those that have grown for the same before."""
     block = open_block()
     make = partial(_Trunk, matrix, target, weight, costs, settings, folds)
-    if block is None or settings.library == "catboost":  # whose thread ends when its trees are asked for
+    large = len(target) * costs.outputs * len(_looks(settings.rounds)) > _MOST_KEPT
+    if block is None or large or settings.library == "catboost":  # whose thread ends when its trees are asked for
         with closing(make(keeps=False)) as own:
             yield own
         return

@@ -57,7 +57,9 @@ def shared_fits() -> Iterator[SharedFits]:
 
     That is the linear model, and trees that are grown for the same: those of cross-entropy whatever the metric, and
     those of a metric whatever the cut. Networks are trained for each fit. So several metrics of one table, with one
-    ``random_state``, take less time, and give what they give one by one. CatBoost's trees are not shared.
+    ``random_state``, take less time, and give what they give one by one. CatBoost's trees are not
+    shared, nor are those of tables so large that their scores would fill the memory (half a million rows of two
+    classes).
 
     Returns:
         An object whose ``saved`` says how many processor seconds were not spent again.
