@@ -12,8 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,7 +77,7 @@ def grow(
     """
     stops = bool(folds) and patience is not None
     best, scores = (0, -np.inf, np.empty(0)), []
-    with _trunk(matrix, target, weight, costs, settings, folds) as trunk:
+    with _trunk(_Ground(matrix, target, weight, costs, settings, folds)) as trunk:
         for number in _looks(settings.rounds):
             pooled = trunk.scores_after(number)
             scores.append(_watched(costs, pooled, trunk.target, trunk.weight, watch))
@@ -95,6 +94,17 @@ def grow(
     return Growth(Ensemble(costs.form, member, _log_scores(costs, pooled)), rounds, np.array(scores))
 
 
+class _Ground(NamedTuple):
+    """What boosters grow on, for what, and how: as in `grow`."""
+
+    matrix: NDArray[np.float32]
+    target: NDArray[np.int64]
+    weight: Floats | None
+    costs: Costs
+    settings: Settings
+    folds: Sequence[NDArray[np.intp]]
+
+
 class _Trunk:
     """Boosters that grow in step, one for each fold, and what they say of the rows held out from them.
 
@@ -105,17 +115,8 @@ class _Trunk:
         reused: The processor seconds of what was asked for and was there.
     """
 
-    def __init__(
-        self,
-        matrix: NDArray[np.float32],
-        target: NDArray[np.int64],
-        weight: Floats | None,
-        costs: Costs,
-        settings: Settings,
-        folds: Sequence[NDArray[np.intp]],
-        *,
-        keeps: bool,
-    ) -> None:
+    def __init__(self, ground: _Ground, *, keeps: bool) -> None:
+        matrix, target, weight, costs, settings, folds = ground
         begun = time.process_time()
         everything = np.arange(len(target))
         held = np.concatenate(folds) if folds else everything
@@ -161,26 +162,19 @@ class _Trunk:
 
 
 @contextmanager
-def _trunk(
-    matrix: NDArray[np.float32],
-    target: NDArray[np.int64],
-    weight: Floats | None,
-    costs: Costs,
-    settings: Settings,
-    folds: Sequence[NDArray[np.intp]],
-) -> Iterator[_Trunk]:
+def _trunk(ground: _Ground) -> Iterator[_Trunk]:
     """New boosters, or inside of `stepless.shared_fits` those that have grown for the same before."""
     block = open_block()
-    make = partial(_Trunk, matrix, target, weight, costs, settings, folds)
+    matrix, target, weight, costs, settings, folds = ground
     large = len(target) * costs.outputs * len(_looks(settings.rounds)) > _MOST_KEPT
     if block is None or large or settings.library == "catboost":  # whose thread ends when its trees are asked for
-        with closing(make(keeps=False)) as own:
+        with closing(_Trunk(ground, keeps=False)) as own:
             yield own
         return
     metric = () if costs.form == "cross_entropy" else (written(costs.metric), costs.average)
     texts = ("trees", repr(settings), costs.task, str(costs.classes), costs.form, *metric)
     key = key_of(texts, (matrix, target, weight, *folds))
-    trunk = block.find(key, lambda: make(keeps=True))
+    trunk = block.find(key, lambda: _Trunk(ground, keeps=True))
     try:
         yield trunk
     except BaseException:  # boosters that stopped in the middle of a round are of no use to others
