@@ -97,6 +97,34 @@ def test_compiles_as_one_graph(metric, task, options):
         torch.testing.assert_close(buffer, expected)
 
 
+STATELESS = [(m, t, o) for m, t, o in SPECIAL if not {"schedule", "subject_to"} & set(o)]
+
+
+def check_functional(metric, task, options):
+    """The loss is made anew in every call, and so inside of the graph."""
+    logits, target = draw(task)
+
+    def loss(scores, truth):
+        return sl.metric_loss(scores, truth, metric, task=task, **options)
+
+    run = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        torch.testing.assert_close(gradient(run, logits, target), gradient(loss, logits, target))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@over([*STATELESS, ("mcc", "binary", {}), ("f_beta", "multiclass", {"beta": 2}), ("auroc", "binary", {})])
+def test_the_functional_loss_compiles_as_one_graph(metric, task, options):
+    check_functional(metric, task, options)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("fresh_compiler")
+@over(PLAIN)
+def test_the_functional_loss_of_every_metric_compiles_as_one_graph(metric, task, options):
+    check_functional(metric, task, options)
+
+
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiles_for_any_batch_size():
     """The size of a batch changes all the time: one graph must do after the second size."""

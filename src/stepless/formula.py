@@ -68,13 +68,37 @@ def resolve(metric: Any, *, maximize: bool | None = None, **options: Any) -> Met
     if isinstance(metric, str):
         if metric.strip().isidentifier() and metric.strip() not in names():
             raise ValueError(METRICS.unknown(metric.strip()[:_LONGEST_NAME]))
-        return _probed(metric.strip(), parse(metric), maximize)
-    if callable(metric):
-        return _probed(getattr(metric, "__name__", type(metric).__name__), SafeFormula(metric), maximize)
-    raise TypeError(
-        "metric must be a name such as 'f1', a formula as text, or a function of (tp, fp, fn, tn);"
-        f" got {type(metric).__name__}."
-    )
+    elif not callable(metric):
+        raise TypeError(
+            "metric must be a name such as 'f1', a formula as text, or a function of (tp, fp, fn, tn);"
+            f" got {type(metric).__name__}."
+        )
+    if torch.compiler.is_compiling():
+        made: Metric = getattr(_MADE, _make_ahead(metric, maximize))
+        return made
+    return _make(metric, maximize)
+
+
+def _make(formula: str | Callable[..., Any], maximize: bool | None) -> Metric:
+    if isinstance(formula, str):
+        return _probed(formula.strip(), parse(formula), maximize)
+    return _probed(getattr(formula, "__name__", type(formula).__name__), SafeFormula(formula), maximize)
+
+
+class _Made:
+    """The formulas of functional losses that are compiled, by name. Each is an attribute: that torch can guard."""
+
+
+_MADE = _Made()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _make_ahead(formula: str | Callable[..., Any], maximize: bool | None) -> str:
+    """Make a metric while torch traces, which would not take the making itself, and tell its name in `_MADE`."""
+    name = f"{formula if isinstance(formula, str) else id(formula)} {maximize}"  # what is kept keeps its id
+    if not hasattr(_MADE, name):
+        setattr(_MADE, name, _make(formula, maximize))
+    return name
 
 
 def _check_options(metric: Metric) -> None:

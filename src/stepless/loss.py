@@ -262,7 +262,9 @@ class MetricLoss(nn.Module):
         return loss
 
     def _fuse(self) -> None:
-        """Settle which ways there are from scores to loss."""
+        """Settle which ways there are from scores to loss; where the making itself is compiled, torch fuses them."""
+        if torch.compiler.is_compiling():
+            return
         extras = {
             "constraints": self.constraints,
             "a schedule": self.schedule,
@@ -393,7 +395,7 @@ class RankingLoss(MetricLoss):
     """
 
     def __init__(self, metric: str | Ranking, *, validate: bool = False, **settings: Any) -> None:
-        nn.Module.__init__(self)
+        super(MetricLoss, self).__init__()
         known = inspect.signature(MetricLoss.__init__).parameters
         options = {name: settings.pop(name) for name in [*settings] if name not in known}
         self._sync = settings.pop("sync", None)
