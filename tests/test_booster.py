@@ -297,6 +297,24 @@ def test_the_expected_cut_is_the_best_under_the_calibrated_probabilities(binary)
     )
 
 
+@pytest.mark.parametrize("library", ["lightgbm", "xgboost", "catboost"])
+def test_scores_rise_with_a_column_that_they_must_not_fall_with(library, tmp_path):
+    pytest.importorskip(library)
+    X, y = make_classification(300, 4, n_informative=4, n_redundant=0, random_state=0)
+    given = {"monotone_constraints": "(1,0,0,-1)" if library == "xgboost" else [1, 0, 0, -1]}
+    model = sl.MetricBooster("f1", library=library, n_estimators=15, n_members=2, params=given, random_state=0).fit(
+        X, y
+    )
+    model.save(tmp_path / "model")
+    rows = np.repeat(X[:20], 30, 0)
+    for column, sign in ((0, 1), (3, -1)):
+        moved = rows.copy()
+        moved[:, column] = np.tile(np.linspace(-4, 4, 30), 20)
+        said = sl.load(tmp_path / "model").predict_proba(moved)[:, 1].reshape(20, 30)
+        assert (sign * np.diff(said, axis=1) >= -1e-12).all()
+        assert np.ptp(said) > 0.1
+
+
 def test_params_reach_the_library(binary):
     X, y = binary
     shallow = MetricBooster(params={"num_leaves": 2}, forms=("cost",), **FEW).fit(X, y)

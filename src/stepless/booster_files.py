@@ -20,6 +20,7 @@ _MOST_LEAVES = 1 << 17
 _END = "\nend of trees\n"
 _INTEGER = re.compile(r"-?[0-9]{1,10}")
 _RANGE = re.compile(r"none|\[[-+0-9.einf]{1,40}:[-+0-9.einf]{1,40}\]")
+_MONOTONE = re.compile(r"^monotone_constraints=.*\n", re.MULTILINE)
 _NAME = re.compile(r"Column_[0-9]{1,7}")
 
 #: The numbers of a LightGBM tree: of its splits, and of its leaves; True where they are whole.
@@ -37,8 +38,8 @@ _NO_PARENT = 2**31 - 1
 
 
 def trimmed_lightgbm(text: str) -> str:
-    """What is needed of a LightGBM model: without the list of parameters that it was trained with."""
-    return text[: text.index(_END) + len(_END)]
+    """What is needed of a LightGBM model: without the parameters it was trained with, at its end and in its head."""
+    return _MONOTONE.sub("", text[: text.index(_END) + len(_END)], 1)
 
 
 def check_lightgbm(data: bytes, inputs: int, outputs: int) -> str:
