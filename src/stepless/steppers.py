@@ -148,7 +148,7 @@ class Stepper(Protocol):
         ...
 
     def finish(self, rounds: int) -> bytes:
-        """The first rounds, as the library writes them. It grows no more."""
+        """The first rounds, as the library writes them. CatBoost's grow no more."""
         ...
 
     def close(self) -> None:
@@ -197,7 +197,9 @@ def make_stepper(costs: Costs, rows: Rows, settings: Settings) -> Stepper:
 
 class _Base:
     def __init__(self, costs: Costs, rows: Rows, settings: Settings) -> None:
-        self.costs, self.rows, self.settings = costs, rows, settings
+        self.costs, self.settings = costs, settings
+        # not the matrix: every library makes something of its own of it
+        self.target, self.weight, self.watched = rows.target, rows.weight, bool(len(rows.held))
         self.library = library_module(settings.library)
         self.initial = costs.initial(rows.target, rows.weight)
 
@@ -205,7 +207,7 @@ class _Base:
         return np.tile(self.initial, (rows, 1)) if self.costs.outputs > 1 else np.full(rows, self.initial[0])
 
     def _derivatives(self, scores: Floats, worth: Floats) -> tuple[Floats, Floats]:
-        return self.costs.derivatives(scores, self.rows.target, self.rows.weight, worth)
+        return self.costs.derivatives(scores, self.target, self.weight, worth)
 
     def close(self) -> None:
         pass
@@ -262,7 +264,7 @@ class _LightGBM(_Base):
             return at
 
         self.booster.update(fobj=differentiate)
-        if len(self.rows.held):
+        if self.watched:
             self.booster.eval_valid(look("held"))
         else:
             self.booster.eval_train(look("own"))
@@ -332,7 +334,7 @@ class _CatBoost(_Base):
         super().__init__(costs, rows, settings)
         kind = _GivenWorth if costs.outputs == 1 else _GivenClassesWorth
         self.objective = kind(costs, rows.target, rows.weight)
-        self.watch = _Watch(bool(len(rows.held)))
+        self.watch = _Watch(self.watched)
         several = {"classes_count": costs.classes} if costs.outputs > 1 else {}
         params = {
             "boosting_type": "Plain", **settings.params, **several, "loss_function": self.objective,
@@ -369,7 +371,7 @@ class _CatBoost(_Base):
         if isinstance(seen, BaseException):
             raise NothingToSplitError() if "All features are either constant" in str(seen) else seen
         own, held = (self._join(scores) for scores in seen)
-        return own[: len(self.rows.target)], held
+        return own[: len(self.target)], held
 
     def finish(self, rounds: int) -> bytes:
         self.close()
