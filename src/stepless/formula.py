@@ -92,13 +92,16 @@ class _Made:
 _MADE = _Made()
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _make_ahead(formula: str | Callable[..., Any], maximize: bool | None) -> str:
     """Make a metric while torch traces, which would not take the making itself, and tell its name in `_MADE`."""
     name = f"{formula if isinstance(formula, str) else id(formula)} {maximize}"  # what is kept keeps its id
     if not hasattr(_MADE, name):
         setattr(_MADE, name, _make(formula, maximize))
     return name
+
+
+# what torch.compiler.assume_constant_result does, which imports the compiler: seconds, for who may never compile
+_make_ahead._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _check_options(metric: Metric) -> None:
