@@ -113,14 +113,14 @@ def check_functional(metric, task, options):
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@over([*STATELESS, ("mcc", "binary", {}), ("f_beta", "multiclass", {"beta": 2}), ("auroc", "binary", {})])
+@over([*FORMULAS[::3], ("mcc", "binary", {}), ("f_beta", "multiclass", {"beta": 2}), ("auroc", "binary", {})])
 def test_the_functional_loss_compiles_as_one_graph(metric, task, options):
     check_functional(metric, task, options)
 
 
 @pytest.mark.full
 @pytest.mark.usefixtures("fresh_compiler")
-@over(PLAIN)
+@over([*PLAIN, *STATELESS])
 def test_the_functional_loss_of_every_metric_compiles_as_one_graph(metric, task, options):
     check_functional(metric, task, options)
 
