@@ -21,8 +21,6 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import NearestNeighbors
 from xgboost import XGBClassifier
 
-from stepless.sharing import SharedFits
-
 Model = Callable[[], Any]
 _NEIGHBOURS = 5  #: of SMOTE, as published
 _CHUNK = 1024  #: rows that nets score at once
@@ -67,7 +65,7 @@ class Scores:
 class Fits:
     """The fits of a problem, each made when it is first asked for; ``shared`` holds what ours have in common."""
 
-    def __init__(self, problem: Problem, shared: SharedFits) -> None:
+    def __init__(self, problem: Problem, shared: Any) -> None:
         self.problem, self.shared = problem, shared
         self._kept: dict[tuple[str, bool], Scores] = {}
 

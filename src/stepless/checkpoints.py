@@ -6,15 +6,15 @@ wrote it and a hash of its own tensors, so that neither another run's file nor a
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from stepless.fingerprints import fingerprint
 
 try:
     import safetensors
@@ -31,24 +31,6 @@ _FORMAT = "stepless checkpoint 1"
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be resumed: damaged, foreign, or of another run."""
-
-
-def fingerprint(texts: Iterable[str], tensors: Iterable[Tensor | None]) -> str:
-    """A hash that differs for another task: of settings as text, and of data.
-
-    >>> fingerprint(["f1"], [torch.ones(2)]) == fingerprint(["f1"], [torch.ones(3)])
-    False
-    """
-    found = hashlib.sha256()
-    for text in texts:
-        found.update(f"{len(text)}:{text}".encode())
-    for tensor in tensors:
-        if tensor is None:
-            found.update(b"none")
-        else:
-            found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            found.update(_bytes(tensor))
-    return found.hexdigest()
 
 
 def write_checkpoint(path: Path, run: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -98,7 +80,3 @@ _WAY_OUT = "Delete it to start afresh, or give another path."
 def _digest(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
     names = sorted(tensors)
     return fingerprint([json.dumps(facts, sort_keys=True), *names], [tensors[name] for name in names])
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""

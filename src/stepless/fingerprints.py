@@ -1,14 +1,38 @@
-"""What code computes, as text that is the same in every process: to know a run that was stopped from another one."""
+"""What a run is made of, the same in every process: code as text, and a hash of settings and data."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+
+def fingerprint(texts: Iterable[str], data: Iterable[Tensor | NDArray[Any] | None]) -> str:
+    """A hash that differs for another task: of settings as text, and of data.
+
+    >>> fingerprint(["f1"], [np.ones(2)]) == fingerprint(["f1"], [np.ones(3)])
+    False
+    """
+    found = hashlib.sha256()
+    for text in texts:
+        found.update(f"{len(text)}:{text}".encode())
+    for values in data:
+        if values is None:
+            found.update(b"none")
+            continue
+        tensor = torch.as_tensor(values).detach().cpu().contiguous()
+        found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        if tensor.numel():
+            found.update(tensor.view(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
 
 #: Values that are the same in every process.
 _PLAIN = (str, bytes, bool, int, float, complex, tuple)

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from stepless.booster_members import BoosterMember
 from stepless.costs import Costs, Floats
-from stepless.fingerprints import written
+from stepless.fingerprints import fingerprint, written
 from stepless.portfolio import Ensemble
-from stepless.sharing import key_of, open_block
+from stepless.sharing import open_block
 from stepless.steppers import Rows, Settings, Stepper, make_stepper
 from stepless.sweep import merit, score_counts, sweep
 
@@ -173,7 +173,7 @@ def _trunk(ground: _Ground) -> Iterator[_Trunk]:
         return
     metric = () if costs.form == "cross_entropy" else (written(costs.metric), costs.average)
     texts = ("trees", repr(settings), costs.task, str(costs.classes), costs.form, *metric)
-    key = key_of(texts, (matrix, target, weight, *folds))
+    key = fingerprint(texts, (matrix, target, weight, *folds))
     trunk = block.find(key, lambda: _Trunk(ground, keeps=True))
     try:
         yield trunk

@@ -7,15 +7,15 @@ is what would have come out alone.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
+
+from stepless.fingerprints import fingerprint
 
 T = TypeVar("T")
 
@@ -57,9 +57,8 @@ def shared_fits() -> Iterator[SharedFits]:
 
     That is the linear model, and trees that are grown for the same: those of cross-entropy whatever the metric, and
     those of a metric whatever the cut. Networks are trained for each fit. So several metrics of one table, with one
-    ``random_state``, take less time, and give what they give one by one. CatBoost's trees are not
-    shared, nor are those of tables so large that their scores would fill the memory (half a million rows of two
-    classes).
+    ``random_state``, take less time, and give what they give one by one. CatBoost's trees are not shared, nor are those
+    of tables so large that their scores would fill the memory (half a million rows of two classes).
 
     Returns:
         An object whose ``saved`` says how many processor seconds were not spent again.
@@ -85,22 +84,6 @@ def open_block() -> SharedFits | None:
     return _OPEN.get()
 
 
-def key_of(texts: Iterable[str], arrays: Iterable[NDArray[Any] | None]) -> str:
-    """A hash of settings as text, and of data.
-
-    >>> key_of(["f1"], [np.ones(2)]) == key_of(["f1"], [np.ones(3)])
-    False
-    """
-    found = hashlib.sha256()
-    for text in texts:
-        found.update(f"{len(text)}:{text}".encode())
-    for array in arrays:
-        found.update(b"none" if array is None else f"{array.dtype}{array.shape}".encode())
-        if array is not None:
-            found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()
-
-
 def once(make: Callable[[], T], texts: Iterable[str], arrays: Iterable[NDArray[Any] | None]) -> T:
     """What ``make`` gives; inside of `shared_fits` it is called once for the same settings and data."""
     block = open_block()
@@ -113,7 +96,7 @@ def once(make: Callable[[], T], texts: Iterable[str], arrays: Iterable[NDArray[A
         made.append(make())
         return made[0], time.process_time() - begun
 
-    value, seconds = block.find(key_of(texts, arrays), timed)
+    value, seconds = block.find(fingerprint(texts, arrays), timed)
     block.saved += 0.0 if made else seconds
     return value
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from stepless.batches import Batches, Data, padded
-from stepless.fingerprints import written
+from stepless.fingerprints import fingerprint, written
 from stepless.nets import FactoryMembers, Members, mixed
 from stepless.objectives import Losses
 
@@ -154,7 +154,7 @@ def train(
 
 def _resume(run: _Run, path: Path) -> Callable[[], None]:
     """Go on from the file, if it is there; what writes it."""
-    from stepless.checkpoints import fingerprint, read_checkpoint, write_checkpoint  # noqa: PLC0415 - need safetensors
+    from stepless.checkpoints import read_checkpoint, write_checkpoint  # noqa: PLC0415 - need safetensors
 
     if not path.parent.is_dir():
         raise FileNotFoundError(f"a checkpoint needs a folder that exists; {path.parent} does not. Make it first.")
