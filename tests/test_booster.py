@@ -408,6 +408,18 @@ def test_trees_that_change_after_they_were_scored_are_refused(monkeypatch, class
         MetricBooster(params=params, forms=("cost",), patience=5, n_estimators=40, random_state=0).fit(X, y)
 
 
+def test_rounds_in_which_nothing_is_split_are_counted():
+    """LightGBM leaves no tree then, so that a later round's would be taken for an earlier one's."""
+    random = np.random.default_rng(0)
+    X = random.integers(0, 6, (200, 3))
+    y = (X[:, 0] + 2 * random.normal(size=200) > 4).astype(int)
+    params = {"extra_trees": True, "feature_fraction": 0.4, "min_data_in_leaf": 40, "min_gain_to_split": 0.5}
+    model = MetricBooster(forms=("cross_entropy",), n_members=2, n_estimators=60, params=params, random_state=0)
+    model.fit(X, y)  # which compares the trees that are kept with what was scored
+    trees = [booster.num_trees() for booster in model.model_.members[0].trees]
+    assert max(trees) < model.rounds_["cross_entropy"]
+
+
 def test_catboost_that_stops_by_itself_is_not_waited_for(binary):
     X, y = binary
     costs = Costs(METRICS["f1"], "binary", 2)

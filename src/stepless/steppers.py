@@ -240,6 +240,7 @@ class _LightGBM(_Base):
         if not any(data.feature_num_bin(column) > 1 for column in range(rows.matrix.shape[1])):
             raise NothingToSplitError  # asked here, because LightGBM fails in words of its own
         self.booster = self.library.Booster(params, data)
+        self.grown: list[int] = []
         if len(rows.held):
             held = self.library.Dataset(
                 rows.held,
@@ -264,6 +265,7 @@ class _LightGBM(_Base):
             return at
 
         self.booster.update(fobj=differentiate)
+        self.grown.append(self.booster.current_iteration())  # a round in which nothing is split leaves no tree
         if self.watched:
             self.booster.eval_valid(look("held"))
         else:
@@ -282,7 +284,7 @@ class _LightGBM(_Base):
                 raise _unknown("lightgbm", name, names)
 
     def finish(self, rounds: int) -> bytes:
-        return trimmed_lightgbm(self.booster.model_to_string(num_iteration=rounds)).encode()
+        return trimmed_lightgbm(self.booster.model_to_string(num_iteration=self.grown[rounds - 1])).encode()
 
 
 class _XGBoost(_Base):
