@@ -1,11 +1,13 @@
 """`compare` from end to end: every task, any metric, any frame; scores that are the metric of honest decisions."""
 
+import functools
 import math
 
 import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from sklearn.datasets import make_classification
 from sklearn.metrics import f1_score
 
 import stepless as sl
@@ -235,6 +237,27 @@ def test_no_fold_is_without_a_class_that_has_fewer_rows_than_there_are_folds(tmp
     assert all(step.seconds == 0 for step in seen[12:])
 
 
+def _capped(tp, fp, fn, tn, cap=1.0):
+    return sl.minimum(tp / (tp + fp), cap * tp / (tp + fn))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda tp, fp, fn, tn: sl.minimum(tp, tn) / (tp + fp + fn + tn),
+         lambda tp, fp, fn, tn: sl.maximum(tp, tn) / (tp + fp + fn + tn)),
+        (functools.partial(_capped, cap=0.5), functools.partial(_capped, cap=0.9)),
+    ],
+)  # fmt: skip
+def test_a_run_of_another_function_is_not_gone_on_with(tmp_path, one, other):
+    X, y = make_classification(60, random_state=0)
+    arguments = {"contestants": ["cross_entropy"], "folds": 2, "repeats": 1, "folder": tmp_path}
+    outcome = sl.compare(X, y, one, **arguments)
+    with pytest.raises(ValueError, match="metric"):
+        sl.compare(X, y, other, resume=True, **arguments)
+    assert same_tables(outcome, sl.compare(X, y, one, resume=True, **arguments))
+
+
 @pytest.mark.parametrize("metric", ["f1", "2*tp/(2*tp+fp+fn)"])
 def test_equal_scores_of_few_rows_are_no_evidence(metric):
     X = np.random.default_rng(0).normal(size=(300, 3))
@@ -264,7 +287,7 @@ def test_a_bar_can_be_shown(capsys):
     pytest.importorskip("rich")
     X, y = data(rows=60)
     sl.compare(X, y, contestants=[], folds=2, repeats=1, progress=True)
-    assert "comparing" in capsys.readouterr().out
+    assert "comparing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -507,6 +507,11 @@ def test_a_count_alone_is_a_formula(name):
     assert MetricLoss(name).path_for(torch.zeros(3), torch.ones(3)) == "fused-cpu"
 
 
+def test_a_count_to_the_power_of_nothing():
+    assert sl.score(torch.tensor([0.2, 0.8]), torch.tensor([0, 1]), lambda tp, fp, fn, tn: tp**0 + tp) == 2.0
+    assert formula._power(3, 0) == formula._power(3.0, 0) == formula._power(torch.tensor(3.0), 0) == 1.0
+
+
 @pytest.mark.parametrize(("text", "at"), [("5*fn + ", 7), ("tp/", 4), ("tp tp", 4)])
 def test_a_formula_that_breaks_off_is_pointed_at_where_it_does(text, at):
     with pytest.raises(ValueError, match=rf"cannot be read, at character {at}:\n  .*\n {{{at + 1}}}\^$"):

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 import stepless as sl
-from stepless import kernels
+from stepless import dispatch, kernels
 from stepless.dispatch import FUSED_CPU, logger
 from stepless.kernels import plain_loss
 from stepless.steps import Linear, Step
@@ -236,6 +236,32 @@ def test_what_a_formula_says_twice_is_computed_once():
     numbers = {"tp": 3.0, "fp": 4.0, "fn": 5.0, "tn": 6.0}
     exec("\n".join(lines), numbers)
     assert [eval(x, numbers) for x in (value, tp, fp)] == [24.0, 8.0, 6.0]
+
+
+def test_formulas_that_cannot_change_are_traced_once(monkeypatch):
+    """The functional loss makes a loss in every call, and tracing takes longer than all the rest."""
+    traced = []
+    monkeypatch.setattr(dispatch, "differentiators", lambda of: traced.append(of) or kernels.differentiators(of))
+    dispatch._trace_once.cache_clear()
+    logits, target = torch.randn(9), torch.arange(9) % 2
+    for metric in ("f1", "tp / (tp + fp + 3*fn)"):
+        for _ in range(3):
+            sl.metric_loss(logits, target, metric)
+            copy.deepcopy(sl.MetricLoss(metric, step="sigmoid"))(logits, target)
+    assert len(traced) == 2
+
+
+def test_a_function_that_computes_something_else_the_next_time():
+    class Scaled:
+        by = 1.0
+
+        def __call__(self, tp, fp, fn, tn):
+            return self.by * tp / (tp + fp + fn)
+
+    metric, logits, target = Scaled(), torch.randn(9), torch.arange(9) % 2
+    once = sl.metric_loss(logits, target, metric)
+    metric.by = 0.5
+    torch.testing.assert_close(sl.metric_loss(logits, target, metric), once / 2)
 
 
 def test_powers_are_those_of_arrays():

@@ -76,6 +76,14 @@ def test_an_interval_usually_holds_the_point(task):
     assert np.mean(inside) >= 0.8
 
 
+def test_an_interval_of_few_resamples_says_so():
+    """A class of one row is in 63 % of the resamples, and three such classes in 25 %."""
+    target = np.r_[np.arange(3), np.zeros(20, int)]
+    tuned = tune("multiclass", np.eye(3)[target], target, subject_to="recall >= 0.99", zero_division=0)
+    with pytest.warns(UserWarning, match=r"only \d+ of 50 resamples could be tuned, .* less certain than its interval"):
+        tuned.interval(50)
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_an_interval_follows_its_seed(task):
     p, target = noisy(task, 40)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from stepless.boosting import Library
 from stepless.choosing import Choice, check_cut, choose, expected, foreseeable
 from stepless.costs import Costs, Floats, Form
+from stepless.extras import needs
 from stepless.growing import Growth, Watch, grow
 from stepless.model import Model, library_versions, mean_score
 from stepless.params import json_params
@@ -25,14 +26,8 @@ from stepless.rules import Rule
 from stepless.scoring import make_path
 from stepless.steppers import Settings, in_our_words, library_module
 
-try:
+with needs("MetricBooster needs scikit-learn", "sklearn", "sklearn"):
     from sklearn.utils import check_random_state
-except ModuleNotFoundError as error:
-    if error.name != "sklearn":
-        raise
-    raise ModuleNotFoundError(
-        'MetricBooster needs scikit-learn: pip install "stepless[sklearn]"', name="sklearn"
-    ) from None
 
 #: With fewer distinct rows no fold is held out: what remained would be too little, and what is held too few to count.
 _FEWEST = 50

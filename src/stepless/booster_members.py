@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepless.booster_files import check_catboost, check_lightgbm, check_xgboost
+from stepless.extras import needs
 from stepless.members import MEMBER_KINDS, Factory, Files, check_keys
 
 #: The ending of each library's files.
@@ -86,14 +87,8 @@ class BoosterMember:
 
 
 def _library(kind: str) -> Any:
-    try:
+    with needs(f"a model with trees of {kind} needs it", kind, kind):
         return import_module(kind)
-    except ModuleNotFoundError as error:
-        if error.name != kind:
-            raise
-        raise ModuleNotFoundError(
-            f'a model with trees of {kind} needs it: pip install "stepless[{kind}]"', name=kind
-        ) from None
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -9,19 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepless.extras import needs
 from stepless.frames import Table
 from stepless.outcome import Column
 from stepless.table_cells import formatted, is_number
 from stepless.tasks import Task
 
-try:
+with needs("compare needs scikit-learn", "sklearn", "sklearn"):
     from sklearn.metrics import balanced_accuracy_score
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
     from sklearn.tree import DecisionTreeClassifier
-except ModuleNotFoundError as error:
-    if error.name != "sklearn":
-        raise
-    raise ModuleNotFoundError('compare needs scikit-learn: pip install "stepless[sklearn]"', name="sklearn") from None
 
 #: With fewer rows of a class a single one of them moves the score of a fold by much.
 _FEW = 50

@@ -14,17 +14,12 @@ from typing import Any
 
 from torch import Tensor
 
+from stepless.extras import needs
 from stepless.fingerprints import fingerprint
 
-try:
+with needs("checkpoints need safetensors", "sklearn", "safetensors"):
     import safetensors
     import safetensors.torch
-except ModuleNotFoundError as error:
-    if error.name != "safetensors":
-        raise
-    raise ModuleNotFoundError(
-        'checkpoints need safetensors: pip install "stepless[sklearn]"', name="safetensors"
-    ) from None
 
 _FORMAT = "stepless checkpoint 1"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +22,11 @@ from stepless.comparison_input import (
 )
 from stepless.constraints import parse_constraints
 from stepless.contestants import BASELINE, CONTESTANTS, Aim, choose_contestants
+from stepless.fingerprints import fingerprint, written
 from stepless.grid import Backend, Work, run_grid
 from stepless.model import library_versions
 from stepless.outcome import Outcome, Progress, format_metric
+from stepless.progress_bars import progress_bar
 from stepless.results import Results, choose_rope, unmet
 from stepless.rules import Rule
 from stepless.splits import count_folds, fewest_rows, split_rows
@@ -191,9 +192,8 @@ def compare(
 def _settings(rule: Rule, positive: Any, folds: int, repeats: int, seed: int) -> dict[str, Any]:
     """All that cells depend on, but for the data."""
     metric = rule.resolved.name
-    code = getattr(rule.metric, "__code__", None)
-    if code is not None:
-        metric += " " + hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()[:16]
+    if callable(rule.metric):
+        metric += " " + fingerprint([written(rule.metric)], [])[:16]
     return {
         "task": rule.task,
         "metric": metric,
@@ -227,16 +227,5 @@ def _shown(progress: Any, total: int) -> Iterator[Callable[[Progress], object] |
             raise TypeError(f"progress must be a function, True or None; got {type(progress).__name__}.")
         yield progress
         return
-    try:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415
-        from rich.progress import Progress as Bar  # noqa: PLC0415
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError('a progress bar needs rich: pip install "stepless[sklearn]"', name="rich") from None
-
-    with Bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
-        task = bar.add_task("comparing", total=total)
-
-        def report(step: Progress) -> None:
-            bar.update(task, completed=step.done, description=f"comparing: {CONTESTANTS[step.key].name}")
-
-        yield report
+    with progress_bar(total, "comparing") as move:
+        yield lambda step: move(step.done, f"comparing: {CONTESTANTS[step.key].name}")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from stepless.curves import metric_curve, precision_recall, roc
+from stepless.extras import needs
 from stepless.metrics import METRICS
 from stepless.outcome import Entry, Outcome
 from stepless.plots import plot_metric, plot_precision_recall, plot_roc
@@ -27,15 +28,9 @@ from stepless.report_data import (
 )
 from stepless.sweep import score_counts
 
-try:
+with needs("Outcome.plots needs matplotlib", "plots", "matplotlib"):
     from matplotlib import pyplot as plt
     from matplotlib.axes import Axes
-except ModuleNotFoundError as error:
-    if error.name != "matplotlib":
-        raise
-    raise ModuleNotFoundError(
-        'Outcome.plots needs matplotlib: pip install "stepless[plots]"', name="matplotlib"
-    ) from None
 
 FORMATS = ("png", "svg", "pdf")
 _GUIDE: dict[str, Any] = {"color": "0.75", "linewidth": 1.0, "zorder": 0}

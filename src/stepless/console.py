@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-try:
+from stepless.extras import needs
+
+with needs("the command line needs typer and rich", "cli", "typer", "rich"):
     import typer
     from rich.console import Console
     from rich.markup import escape
@@ -26,13 +28,6 @@ try:
         TimeRemainingColumn,
     )
     from rich.table import Table as RichTable
-except ModuleNotFoundError as error:
-    missing = (error.name or "").partition(".")[0]
-    if missing not in ("typer", "rich"):
-        raise
-    raise ModuleNotFoundError(
-        'the command line needs typer and rich: pip install "stepless[cli]"', name=missing
-    ) from None
 
 __all__ = [
     "BAD_INPUT", "FAILED", "STOPPED", "Watch", "answers", "as_json", "clock", "grid", "note", "notes", "say",

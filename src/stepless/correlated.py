@@ -15,14 +15,10 @@ from typing import Any
 
 import numpy as np
 
-try:
+from stepless.extras import needs
+
+with needs("comparing needs SciPy, which comes with scikit-learn", "sklearn", "scipy"):
     from scipy import special
-except ModuleNotFoundError as error:
-    if error.name != "scipy":
-        raise
-    raise ModuleNotFoundError(
-        'comparing needs SciPy, which comes with scikit-learn: pip install "stepless[sklearn]"', name="scipy"
-    ) from None
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,10 @@ import os
 
 import numpy as np
 
-try:
+from stepless.extras import needs
+
+with needs("the demo needs scikit-learn", "cli", "sklearn"):
     from sklearn.datasets import load_breast_cancer
-except ModuleNotFoundError as error:
-    if error.name != "sklearn":
-        raise
-    raise ModuleNotFoundError('the demo needs scikit-learn: pip install "stepless[cli]"', name="sklearn") from None
 
 
 def write_demo(path: str | os.PathLike[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from types import ModuleType
@@ -19,7 +20,9 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from stepless.averaging import evaluate
+from stepless.formula import TextFormula
 from stepless.kernels import Objective, differentiators, fused_loss, traces_classes
+from stepless.metrics import METRICS
 from stepless.registry import Metric
 from stepless.scoring import Path
 from stepless.steps import Step
@@ -29,6 +32,9 @@ FUSED_CPU, TRITON_DECISIONS, TRITON_CLASSES = "fused-cpu", "triton-decisions", "
 
 _PLAIN_TYPES = frozenset({Tensor, nn.Parameter})
 _ON_CUDA = (torch.float32, torch.float16, torch.bfloat16)
+
+#: The fields of an `Objective` that a metric settles: `Objective.of` and its derivatives.
+_Traced = tuple[Callable[[Any], Any], Any, Any, Any]
 
 logger = logging.getLogger("stepless")
 
@@ -178,36 +184,49 @@ def _objective(path: Path, metric: Metric, step: Step) -> Objective | str:
     """What the fused ways need; or why they do not apply."""
     assert isinstance(path.cuts, float)
     if path.task == "multiclass" and metric.kind != "class":
-        return _joint_objective(path, metric, step)
+        joint = None if metric.kind == "matrix" else _traced(metric, joint=True)
+        if joint is None:
+            return "plain: the metric reads the whole confusion matrix, or cannot be traced"
+        return Objective(step, path.cuts, *joint, labels=True, joint=True)
     several = path.task != "binary"
     if several and math.isnan(metric.option("zero_division") or 0.0):
         return "plain: undefined classes are left out of the mean"
+    traced = _traced(metric, joint=False)
+    if traced is None:
+        return "plain: the formula cannot be traced"
+    return Objective(step, path.cuts, *traced, several, path.weight)
 
-    def distance(cells: Any) -> Any:
+
+def _traced(metric: Metric, *, joint: bool) -> _Traced | None:
+    """The loss as a function of cells, and its derivatives; None where they cannot be traced.
+
+    A formula of the registry or of text is traced once for all losses. A function of the user's own may compute
+    something else the next time: it may use what it is not given.
+    """
+    registered = metric.name in METRICS and METRICS[metric.name].function is metric.function
+    trace = _trace_once if registered or isinstance(metric.function, TextFormula) else _trace
+    return trace(metric, joint)
+
+
+def _trace(metric: Metric, joint: bool) -> _Traced | None:
+    if joint:
+
+        def of_all(cells: Any) -> Any:
+            """The loss of the cells of all classes, ``(…, K)`` each of four."""
+            return metric.distance(metric(*cells))
+
+        return (of_all, _unused, _unused, _unused) if traces_classes(of_all) else None
+
+    def of_one(cells: Any) -> Any:
         """The loss of the cells ``(…, 4)`` of one label or class."""
         one = cells[..., None, None, None, :]
         return metric.distance(evaluate(metric, one, "binary", "macro")[..., 0, 0])
 
-    traced = differentiators(distance)
-    if traced is None:
-        return "plain: the formula cannot be traced"
-    return Objective(step, path.cuts, distance, *traced, several, path.weight)
+    traced = differentiators(of_one)
+    return None if traced is None else (of_one, *traced)
 
 
-def _joint_objective(path: Path, metric: Metric, step: Step) -> Objective | str:
-    """The same for a metric that reads all classes at once."""
-
-    def distance(cells: Any) -> Any:
-        """The loss of the cells of all classes, ``(…, K)`` each of four."""
-        return metric.distance(metric(*cells))
-
-    assert isinstance(path.cuts, float)
-    if metric.kind == "matrix" or not traces_classes(distance):
-        return "plain: the metric reads the whole confusion matrix, or cannot be traced"
-    return Objective(
-        step, path.cuts, distance, differentiate=_unused, differentiate_each=_unused, over_labels=_unused, labels=True,
-        joint=True,
-    )  # fmt: skip
+_trace_once = lru_cache(maxsize=256)(_trace)
 
 
 def _unused(*_: Any) -> Any:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stepless.choosing import Choice, Combine, Pool, check_cut, choose
+from stepless.extras import needs
 from stepless.frames import Table
 from stepless.lineup import TREES, check_names, fit_others, lineup
 from stepless.members import Factory
@@ -36,18 +37,13 @@ from stepless.portfolio import (
 )
 from stepless.predicting import Predicting
 from stepless.preprocessing import Features, fit_features
+from stepless.progress_bars import progress_bar
 from stepless.rules import Rule
 from stepless.steppers import library_module
 from stepless.training import History, Plan, Report
 
-try:
+with needs("MetricClassifier needs scikit-learn", "sklearn", "sklearn"):
     from sklearn.utils import check_random_state
-except ModuleNotFoundError as error:
-    if error.name != "sklearn":
-        raise
-    raise ModuleNotFoundError(
-        'MetricClassifier needs scikit-learn: pip install "stepless[sklearn]"', name="sklearn"
-    ) from None
 
 #: In tables of up to so many rows equal ones are made one, which makes a weight of k the same as k rows, exactly;
 #: unless they are draws from few kinds.
@@ -473,18 +469,13 @@ def _progress(shown: bool, plan: Plan) -> Iterator[Report | None]:
     if not shown:
         yield None
         return
-    try:
-        from rich.console import Console  # noqa: PLC0415
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError('a progress bar needs rich: pip install "stepless[sklearn]"', name="rich") from None
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("training", total=plan.epochs)
+    with progress_bar(plan.epochs, "training") as move:
+        told = "training"
 
         def report(epoch: int, _: int, losses: NDArray[np.float64]) -> None:
-            bar.update(task, completed=epoch, description=f"training, loss {losses.mean():.4f}")
+            nonlocal told
+            told = f"training, loss {losses.mean():.4f}"
+            move(epoch, told)
 
         yield report
-        bar.update(task, completed=plan.epochs)
+        move(plan.epochs, told)  # all may have stopped early

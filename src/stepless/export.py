@@ -22,18 +22,15 @@ from stepless.booster_members import BoosterMember
 from stepless.calibration import BEND, CAP, LARGEST_SCORE, STRAIGHT, Calibration, Curve, Curves, Temperature
 from stepless.columns import LIMIT, NEAR, AsIs, Category, Number
 from stepless.export_inputs import OUTPUTS, all_numbers, input_names, missing_text
+from stepless.extras import needs
 from stepless.members import FactoryMember, Member, NetMember
 from stepless.model import Model
 from stepless.preprocessing import Features
 from stepless.tree_export import make_forest
 
-try:
+with needs("exporting to ONNX needs onnx", "onnx", "onnx"):
     import onnx
     from onnx import TensorProto, compose, helper, inliner, numpy_helper
-except ModuleNotFoundError as error:
-    if error.name != "onnx":
-        raise
-    raise ModuleNotFoundError('exporting to ONNX needs onnx: pip install "stepless[onnx]"', name="onnx") from None
 
 Array = NDArray[Any]
 

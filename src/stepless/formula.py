@@ -26,7 +26,7 @@ _SHARES: dict[str, Callable[[Counts], Array]] = {
     "n": lambda c: c.total,
     "prevalence": lambda c: ratio(c.support, c.total),
 }
-_FUNCTIONS: dict[str, tuple[int | None, Callable[..., Array]]] = {
+_FUNCTIONS: dict[str, tuple[int, Callable[..., Array]]] = {
     "sqrt": (1, root),
     "abs": (1, abs),
     "min": (2, minimum),
@@ -257,15 +257,11 @@ def _value(x: Any) -> Any:
 
 
 def _power(base: Array, exponent: float) -> Array:
-    if isinstance(base, int | float):
-        if exponent < 0:
-            return ratio(1.0, _power(base, -exponent))
-        return root(base, 1 / exponent) if exponent < 1 else float(base) ** exponent
     if exponent < 0:
         return ratio(1.0, _power(base, -exponent))
     if 0 < exponent < 1:
         return root(base, 1 / exponent)
-    return base**exponent
+    return float(base) ** exponent if isinstance(base, int) else base**exponent
 
 
 # ---------------------------------------------------------------------------------------------------------------------

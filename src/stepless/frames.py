@@ -13,15 +13,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-try:
+from stepless.extras import needs
+
+with needs("reading tables needs narwhals", "sklearn", "narwhals"):
     import narwhals as nw
     from narwhals.exceptions import DuplicateError
-except ModuleNotFoundError as error:
-    if error.name != "narwhals":
-        raise
-    raise ModuleNotFoundError(
-        'reading tables needs narwhals: pip install "stepless[sklearn]"', name="narwhals"
-    ) from None
 
 Kind: TypeAlias = Literal["number", "category"]
 Array: TypeAlias = NDArray[Any]

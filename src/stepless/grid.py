@@ -31,6 +31,7 @@ from stepless.calibration import Identity
 from stepless.cells import Cell, CellFolder, Place
 from stepless.constraints import parse_constraints
 from stepless.contestants import CONTESTANTS, FITS, Aim, read_fit
+from stepless.extras import needs
 from stepless.frames import Table
 from stepless.model import Model
 from stepless.outcome import Progress, Threshold
@@ -303,12 +304,8 @@ def _run_from_file(path: str, rest: tuple[Rule, Aim, int], task: Task) -> list[C
 
 
 def _module(name: str, extra: str) -> Any:
-    try:
+    with needs(f'backend="{extra}" needs {name}', extra, name.partition(".")[0]):
         return import_module(name)
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            f'backend="{extra}" needs {name}: pip install "stepless[{extra}]"', name=name
-        ) from None
 
 
 def _knock(address: str | None) -> None:

@@ -393,7 +393,7 @@ def _judge(sums: Any, factors: Factors, batch: Batch, objective: Objective) -> t
         loss, tp, fp, fn, tn = objective.differentiate(*four)
         return loss, (fp - tn) * factors.slope, (tp - fn) * factors.slope
     labels = len(sums[0])
-    weights = _shares(labels, objective.label_weight)
+    weights = shares_of(labels, objective.label_weight)
     if labels < _TOGETHER:
         totals = repeat(total, labels) if isinstance(total, float) else total.tolist()
         rows = zip(tp.tolist(), predicted.tolist(), support.tolist(), totals, strict=False)
@@ -424,9 +424,11 @@ def _cells_apart(batch: Batch, objective: Objective) -> Any:
 
 
 @lru_cache(maxsize=32)
-def _shares(labels: int, weights: tuple[float, ...] | None) -> tuple[float, ...]:
+def shares_of(labels: int, weights: tuple[float, ...] | None) -> tuple[float, ...]:
     """What each label counts in the mean."""
-    return (1 / labels,) * labels if weights is None else tuple(weight / sum(weights) for weight in weights)
+    given = weights or (1.0,) * labels
+    total = sum(given)
+    return tuple(weight / total for weight in given)
 
 
 def plain_loss(batch: Batch, objective: Objective) -> Tensor:

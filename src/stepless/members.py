@@ -18,17 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from stepless.extras import needs
 from stepless.nets import Architecture, FactoryMembers, Members
 
-try:
+with needs("the members of a model need safetensors", "sklearn", "safetensors"):
     import safetensors
     import safetensors.torch
-except ModuleNotFoundError as error:
-    if error.name != "safetensors":
-        raise
-    raise ModuleNotFoundError(
-        'the members of a model need safetensors: pip install "stepless[sklearn]"', name="safetensors"
-    ) from None
 
 Files = Mapping[str, bytes]
 Factory = Callable[..., nn.Module]

@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepless.extras import needs
 from stepless.table_files import Source, TableError, checked_names
 
-try:
+with needs("reading Parquet needs pyarrow", "cli", "pyarrow"):
     import pyarrow as pa
     import pyarrow.parquet as pq
-except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] != "pyarrow":
-        raise
-    raise ModuleNotFoundError('reading Parquet needs pyarrow: pip install "stepless[cli]"', name="pyarrow") from None
 
 Array = NDArray[Any]
 

@@ -7,18 +7,13 @@ from typing import Any
 import numpy as np
 
 from stepless.curves import CostCurve, MetricCurve, NetBenefit, PrecisionRecall, Roc
+from stepless.extras import needs
 from stepless.sweep import Floats, score_counts, violation
 from stepless.tuning import Tuning
 
-try:
+with needs("stepless.plots needs matplotlib", "plots", "matplotlib"):
     from matplotlib import pyplot as plt
     from matplotlib.axes import Axes
-except ModuleNotFoundError as error:
-    if error.name != "matplotlib":
-        raise
-    raise ModuleNotFoundError(
-        'stepless.plots needs matplotlib: pip install "stepless[plots]"', name="matplotlib"
-    ) from None
 
 _GUIDE: dict[str, Any] = {"color": "0.6", "linestyle": "--", "linewidth": 1.0}
 

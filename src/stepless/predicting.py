@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from stepless.extras import needs
 from stepless.frames import Table, read_table
 from stepless.model import Model
 from stepless.params import check_savable, from_json
@@ -18,15 +19,9 @@ from stepless.ranking import is_ranking
 from stepless.rules import Rule, positive_class, read_options
 from stepless.tuned import read_target
 
-try:
+with needs("stepless's estimators need scikit-learn", "sklearn", "sklearn"):
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted
-except ModuleNotFoundError as error:
-    if error.name != "sklearn":
-        raise
-    raise ModuleNotFoundError(
-        'stepless\'s estimators need scikit-learn: pip install "stepless[sklearn]"', name="sklearn"
-    ) from None
 
 
 #: Checks of scikit-learn's `check_estimator` that a classifier of ours may fail, and why: pass it as

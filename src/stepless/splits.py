@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepless.extras import needs
 from stepless.portfolio import make_folds
 from stepless.tasks import Task
 
-try:
+with needs("compare needs scikit-learn", "sklearn", "sklearn"):
     from sklearn.model_selection import StratifiedGroupKFold
-except ModuleNotFoundError as error:
-    if error.name != "sklearn":
-        raise
-    raise ModuleNotFoundError('compare needs scikit-learn: pip install "stepless[sklearn]"', name="sklearn") from None
 
 
 def split_rows(

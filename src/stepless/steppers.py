@@ -26,6 +26,7 @@ from stepless.booster_files import trimmed_lightgbm
 from stepless.booster_members import catboost_bytes
 from stepless.boosting import CatBoostClassesObjective, CatBoostObjective, Library
 from stepless.costs import Costs, Floats
+from stepless.extras import needs
 
 #: From so many rows on a leaf of LightGBM's holds 20, its own default; below, a twentieth of them.
 _ROWS_FOR_TWENTY = 400
@@ -158,14 +159,8 @@ class Stepper(Protocol):
 
 def library_module(library: Library) -> ModuleType:
     """The library, or an error that says how to install it."""
-    try:
+    with needs(f"boosting with {library} needs it", library, library):
         return import_module(library)
-    except ModuleNotFoundError as error:
-        if error.name != library:
-            raise
-        raise ModuleNotFoundError(
-            f'boosting with {library} needs it: pip install "stepless[{library}]"', name=library
-        ) from None
 
 
 def _unknown(library: str, name: str, known: Iterable[str] = ()) -> ValueError:

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stepless.kernels import Objective, plain_loss
+from stepless.kernels import Objective, plain_loss, shares_of
 from stepless.numerics import constant
 from stepless.steps import Identity, Linear, LogitSigmoid, RaisedCosine, Sigmoid, Step
 from stepless.tasks import Batch
@@ -295,8 +295,7 @@ class _FusedLoss(torch.autograd.Function):
         plan.count(x, y, x if w is None else w, shares, *plan.sizes, *plan.five)
         plan.finish(shares, worths, plan.programs)
         if objective.labels:
-            given = objective.label_weight or (1.0,) * plan.labels
-            worths = worths * constant([g / sum(given) for g in given], worths)[:, None]
+            worths = worths * constant(shares_of(plan.labels, objective.label_weight), worths)[:, None]
         ctx.save_for_backward(x, y, w, worths)
         ctx.plan, ctx.batch, ctx.objective = plan, batch._replace(scores=y), objective
         return worths[:, 0].sum() if objective.labels else worths[0, 0]

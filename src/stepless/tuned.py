@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from stepless.extras import needs
 from stepless.params import check_savable, json_params
 from stepless.ranking import is_ranking
 from stepless.rules import Held, Rule, positive_class, read_options
 from stepless.tasks import Task
 
-try:
+with needs("TunedThreshold needs scikit-learn", "sklearn", "sklearn"):
     from sklearn import get_config
     from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone, is_classifier
     from sklearn.exceptions import NotFittedError
@@ -33,12 +34,6 @@ try:
         check_is_fitted,
         has_fit_parameter,
     )
-except ModuleNotFoundError as error:
-    if error.name != "sklearn":
-        raise
-    raise ModuleNotFoundError(
-        'TunedThreshold needs scikit-learn: pip install "stepless[sklearn]"', name="sklearn"
-    ) from None
 
 _TASKS: dict[str, Task] = {"binary": "binary", "multiclass": "multiclass", "multilabel-indicator": "multilabel"}
 _METHODS = ("predict_proba", "decision_function")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -133,7 +134,8 @@ class Tuning:
     def interval(self, n_boot: int = 200, *, confidence: float = 0.95, random_state: int = 0) -> Interval:
         """Percentile intervals over resampled rows.
 
-        The threshold is tuned anew on each resample; the score is that of *this* threshold on the resample.
+        The threshold is tuned anew on each resample; the score is that of *this* threshold on the resample. Resamples
+        that cannot be tuned say nothing of the threshold; there is a warning where they are most of them.
         """
         if n_boot < 2 or not 0 < confidence < 1:
             raise ValueError(f"n_boot must be at least 2 and confidence in (0, 1); got {n_boot} and {confidence}.")
@@ -151,6 +153,12 @@ class Tuning:
         if not thresholds:
             raise ValueError(
                 "no resample could be tuned: too few rows of one class, or the constraints hold too rarely."
+            )
+        if 2 * len(thresholds) < n_boot:
+            warnings.warn(
+                f"only {len(thresholds)} of {n_boot} resamples could be tuned, because the others had too few rows of"
+                " one class or the constraints could not be met: the threshold is less certain than its interval says.",
+                stacklevel=2,
             )
         low, high = np.quantile(np.array(thresholds, dtype=float), ends, axis=0, method="nearest")
         score = np.quantile(np.array(scores), ends)

@@ -9,15 +9,12 @@ from typing import Any
 
 import torch
 
+from stepless.extras import needs
 from stepless.integrations.arrays import array_loss
 
-try:
+with needs("stepless.integrations.jax needs JAX", "jax", "jax"):
     import jax
     import jax.numpy as jnp
-except ModuleNotFoundError as error:
-    if error.name != "jax":
-        raise
-    raise ModuleNotFoundError('stepless.integrations.jax needs JAX: pip install "stepless[jax]"', name="jax") from None
 
 
 def metric_loss(

@@ -11,18 +11,13 @@ import torch
 from torch import Tensor
 
 from stepless import accumulation
+from stepless.extras import needs
 from stepless.loss import MetricLoss, RankingLoss
 
-try:
+with needs("stepless.integrations.lightning needs lightning", "lightning", "lightning"):
     from lightning import Callback, LightningModule, Trainer
 
     from stepless.integrations.torchmetrics import EpochScore  # Lightning brings torchmetrics
-except ModuleNotFoundError as error:
-    if error.name != "lightning":
-        raise
-    raise ModuleNotFoundError(
-        'stepless.integrations.lightning needs lightning: pip install "stepless[lightning]"', name="lightning"
-    ) from None
 
 
 class MetricCallback(Callback):

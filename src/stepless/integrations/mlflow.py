@@ -14,16 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-try:
+from stepless.extras import needs
+
+with needs("stepless.integrations.mlflow needs MLflow and pandas", "mlflow", "mlflow", "pandas"):
     import mlflow
     import mlflow.pyfunc
     import pandas as pd
-except ModuleNotFoundError as error:
-    if error.name not in ("mlflow", "pandas"):
-        raise
-    raise ModuleNotFoundError(
-        'stepless.integrations.mlflow needs MLflow and pandas: pip install "stepless[mlflow]"', name=error.name
-    ) from None
 
 # After MLflow: without it the fix is its own extra, which brings what these need
 from stepless.loading import load

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepless.extras import needs
 from stepless.formula import SafeFormula, resolve
 from stepless.loss import MetricLoss, RankingLoss
 from stepless.ranking import Ranker, Ranking, find_ranking, make_ranker
@@ -20,16 +21,10 @@ from stepless.registry import Metric
 from stepless.scoring import Path, make_path
 from stepless.steps import Hard
 
-try:
+with needs("EpochScore needs torchmetrics", "torchmetrics", "torchmetrics"):
     import torchmetrics
     from torchmetrics.utilities import dim_zero_cat
     from torchmetrics.utilities.distributed import gather_all_tensors
-except ModuleNotFoundError as error:
-    if error.name != "torchmetrics":
-        raise
-    raise ModuleNotFoundError(
-        'EpochScore needs torchmetrics: pip install "stepless[torchmetrics]"', name="torchmetrics"
-    ) from None
 
 #: What every `torchmetrics.Metric` takes; all else belongs to the metric.
 _OF_TORCHMETRICS = (

@@ -9,17 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stepless.extras import needs
 from stepless.loss import MetricLoss, RankingLoss
 
-try:
+with needs("TrainerLoss needs transformers", "transformers", "transformers"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
     from transformers.trainer_pt_utils import nested_concat
-except ModuleNotFoundError as error:
-    if error.name != "transformers":
-        raise
-    raise ModuleNotFoundError(
-        'TrainerLoss needs transformers: pip install "stepless[transformers]"', name="transformers"
-    ) from None
 
 
 class TrainerLoss(TrainerCallback):
