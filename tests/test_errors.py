@@ -30,12 +30,33 @@ def build(*args, **settings):
 
 
 # What is wrong before the first batch: (what is done, the error, what its sentence says).
+def own_f1(tp, fp, fn, tn):
+    return sl.ratio(2 * tp, 2 * tp + fp + fn)
+
+
 SETTINGS = {
     # metric
     "metric misspelt": (build("precison"), ValueError, "unknown metric 'precison'; did you mean 'precision'"),
     "metric in capitals": (build("F1"), ValueError, "unknown metric 'F1'; did you mean 'f1'"),
     "metric unlike any": (build("zzzzqq"), ValueError, "unknown metric 'zzzzqq'; known are .*recall.*mcc"),
     "metric a number": (build(3), TypeError, "metric must be a name .*formula.*function of .tp, fp, fn, tn.*got int"),
+    "metric as a title": (build("Balanced Accuracy"), ValueError, "did you mean 'balanced_accuracy'"),
+    "metric with a hyphen": (build("f1-score"), ValueError, "unknown metric 'f1-score'; did you mean 'f1'"),
+    "ranking in capitals": (build("AUROC"), ValueError, "unknown metric 'AUROC'; did you mean 'auroc'"),
+    "ranking with a hyphen": (build("average-precision"), ValueError, "did you mean 'average_precision'"),
+    "registered as a ranking": (lambda: sl.metric(best=1.0, aliases=("auc",))(own_f1), ValueError, "'auc' is"),
+    "an alias that is a text": (lambda: sl.metric(best=1.0, aliases="zq")(own_f1), TypeError, "aliases must be a seq"),
+    "mixed entries": (
+        build(lambda tp, fp, fn, tn: torch.cumsum(tp, -1)), ValueError, "must treat each entry of .* by itself",
+    ),
+    "costs as a number": (build("cost", costs=5), ValueError, "costs must be K×K for K classes"),
+    "costs as text": (build("cost", costs=[["a", "b"], ["c", "d"]]), ValueError, "costs must be finite"),
+    "schedule of text": (lambda: Schedule(blend=("a", "b")), ValueError, "blend is a pair of numbers"),
+    "sharpness as text": (lambda: sl.presets.sigmoid_f1(sharpness="a"), ValueError, "sharpness must lie above 0"),
+    "delta of a uniform prior": (
+        lambda: sl.presets.score_oriented(prior="uniform", delta=0.3), ValueError, "delta has no effect with prior",
+    ),
+    "k too large": (lambda: sl.Sigmoid(k=1e300), ValueError, "Sigmoid's k must lie between 1e-30 and 1e\\+30"),
     "registry lookup": (lambda: sl.METRICS["precison"], KeyError, "unknown metric 'precison'; did you mean"),
     "option of another metric": (build("f1", beta=2), TypeError, "'f1' has no option 'beta'; it has 'zero_division'"),
     "option of none": (build("mcc", beta=2), TypeError, "'mcc' has no option 'beta'; it has none"),
@@ -153,6 +174,15 @@ SETTINGS = {
     "constraints numbers": (build("f1", subject_to=[0.9]), TypeError, 'text such as "precision >= 0.9"; got float'),
     "constraint misspelt": (build("f1", subject_to="precison >= 0.9"), ValueError, "did you mean 'precision'"),
     "constraint out of reach": (build("f1", subject_to="precision >= 1.1"), ValueError, "never hold: the best .* is 1"),
+    "constraint always met": (build("f1", subject_to="recall >= -0.5"), ValueError, "always holds: the worst .* is 0"),
+    "constraint never met": (build("f1", subject_to="recall <= -0.5"), ValueError, "never hold: the worst recall is 0"),
+    "constraint as an object": (
+        build("f1", subject_to=sl.Constraint(sl.METRICS["recall"], True, 1.5)), ValueError, "can never hold",
+    ),
+    "constraint of NaN as an object": (
+        build("f1", subject_to=sl.Constraint(sl.METRICS["recall"], True, NAN)), ValueError, "must be a finite number",
+    ),
+    "constraint of a ranking": (build("f1", subject_to="auroc >= 0.9"), ValueError, "'auroc' about the order of"),
     "constraint below reach": (build("f1", subject_to="fpr <= -0.1"), ValueError, "never hold: the best fpr is 0"),
     "constraint in a function": (
         lambda: sl.metric_loss(LOGITS, TARGET, "f1", subject_to="fpr <= 0.1"), TypeError, "keeps state.*use MetricLoss",
@@ -392,7 +422,7 @@ def test_evaluation_needs_numbers(scores):
 
 @pytest.mark.parametrize("costs", [[0, 1], [[0, 1]], [[0, 1, 2], [1, 0, 2]], "01"])
 def test_costs_must_be_square(costs):
-    with pytest.raises(EITHER, match="costs must be 2×2"):
+    with pytest.raises(EITHER, match=r"costs must be (2×2|K×K|finite)"):
         MetricLoss("cost", costs=costs)(LOGITS, TARGET)
 
 

@@ -238,6 +238,37 @@ def test_what_a_formula_says_twice_is_computed_once():
     assert [eval(x, numbers) for x in (value, tp, fp)] == [24.0, 8.0, 6.0]
 
 
+@pytest.mark.parametrize("tau", [0.5, 0.3, 0.8, 0.004])
+@pytest.mark.parametrize(
+    "step",
+    [*(Linear(delta=d) for d in (0.0, 0.24, 0.25, 0.26, 0.375, 0.5)), *(Linear(0.1, w) for w in (0.5, 1e-3, 1e-9))],
+)
+def test_a_linear_step_of_any_shape(step, tau):
+    """The fused twin takes the steep piece less the gentle ones: where nothing is left, it is not taken."""
+    logits, target = torch.randn(200, generator=torch.Generator().manual_seed(0)), torch.arange(200) % 3 == 0
+    loss_fn = sl.MetricLoss("f1", step=step, threshold=tau)
+    scores = logits.requires_grad_()
+    loss = loss_fn(scores, target)
+    loss.backward()
+    wide = logits.detach().double().requires_grad_()
+    exact = loss_fn.finish(loss_fn.measure(wide, target))
+    exact.backward()
+    torch.testing.assert_close(loss.double(), exact, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(scores.grad.double(), wide.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_a_linear_step_tends_to_the_hard_one():
+    logits, target = torch.randn(50, generator=torch.Generator().manual_seed(0)), torch.arange(50) % 2
+    for width in (1e-4, 1e-7, 1e-17, 1e-30):
+        loss_fn = sl.MetricLoss("f1", step=Linear(delta=0.0, width=width))
+        scores = logits.clone().requires_grad_()
+        loss = loss_fn(scores, target)
+        loss.backward()
+        torch.testing.assert_close(loss.double(), 1 - loss_fn.score(logits, target), rtol=0, atol=1e-6)
+        assert scores.grad.isfinite().all()
+        assert Linear(delta=0.0, width=width)(torch.tensor([0.3]), 0.3) == 0.5
+
+
 def test_formulas_that_cannot_change_are_traced_once(monkeypatch):
     """The functional loss makes a loss in every call, and tracing takes longer than all the rest."""
     traced = []

@@ -391,6 +391,17 @@ def test_constraints_come_as_text_or_made(constraint):
     assert MetricLoss("recall", subject_to=constraint).violations(*EVEN) == {"precision >= 0.5": 0.0}
 
 
+def test_constraints_are_told_apart():
+    f_beta = sl.METRICS["f_beta"]
+    two = [sl.Constraint(f_beta.bind(beta=beta), True, 0.5) for beta in (2, 0.5)]
+    assert len(MetricLoss("recall", subject_to=two).violations(*EVEN)) == 2
+    close = ["precision >= 0.9000001", "precision >= 0.9000002"]
+    assert len(MetricLoss("recall", subject_to=close).violations(*EVEN)) == 2
+    assert [*MetricLoss("f1", subject_to="min(precision, recall) >= 0.5").violations(*EVEN).values()] == [0.0]
+    none = MetricLoss("f1", task="multilabel", average="samples")
+    assert none.violations(torch.zeros(2, 3), torch.zeros(2, 3)) == {}
+
+
 def test_a_constraint_on_counts_has_no_bound_of_its_own():
     assert MetricLoss("recall", subject_to="tp - fp >= 10").violations(*EVEN) == {"tp - fp >= 10": 10.0}
 

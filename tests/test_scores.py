@@ -1,5 +1,6 @@
 """`sl.score` is scikit-learn's number, for every metric, task and average, however the scores are handed over."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,6 +178,45 @@ def test_score_is_the_reference(name, task, average, draw):
     problem = draw.problem(task)
     options = draw.options(name, problem.classes if task == "multiclass" else 2)
     assert_equal(problem.score(name, average=average, **options), problem.reference(name, average, **options))
+
+
+@pytest.mark.parametrize("metric", ["fpr", "specificity", "f1"])
+def test_a_probability_that_is_nan_is_not_hidden(metric):
+    p = torch.tensor([[math.nan, 0.3, 0.2], [0.2, 0.5, 0.3]])
+    settings = {"task": "multiclass", "inputs": "probabilities", "step": "identity"}
+    assert sl.metric_loss(p, torch.tensor([0, 1]), metric, **settings).isnan()
+
+
+@pytest.mark.parametrize(
+    "offsets", [(-90, 0, 0), (-100, -100, -100), (1000, 1000, 1001), (0, 0.5, -0.2), (-1000, 0, 0)]
+)
+def test_offsets_of_any_size_for_probabilities(offsets):
+    """Only their differences matter, and a class ruled out stays so."""
+    logits, target = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)), torch.arange(50) % 3
+    p = torch.cat([logits.softmax(1), torch.tensor([[0.0, 0.0, 1.0]])]).requires_grad_()
+    target = torch.cat([target, torch.tensor([2])])
+    settings = {"task": "multiclass", "threshold": offsets}
+    loss = sl.metric_loss(p, target, "f1", inputs="probabilities", **settings)
+    loss.backward()
+    torch.testing.assert_close(loss, sl.metric_loss(p.detach().log(), target, "f1", **settings), rtol=1e-5, atol=1e-6)
+    assert p.grad.isfinite().all()
+
+
+def test_an_image_of_classes_that_weigh_nothing():
+    scores, target = torch.randn(2, 3, 4).double(), torch.tensor([[0] * 4, [1, 2, 1, 2]])
+    probabilities = torch.nn.functional.one_hot(target, 3).movedim(-1, 1).double()
+    settings = {"task": "multiclass", "weight": [0, 1, 1], "per_image": True}
+    assert sl.score(scores, target, "accuracy", **settings) == sl.score(scores, probabilities, "accuracy", **settings)
+
+
+@pytest.mark.parametrize("kind", [torch.uint16, torch.uint32, torch.uint64])
+def test_targets_of_any_unsigned_kind(kind):
+    logits, target = torch.randn(9, 3), torch.arange(9) % 3
+    assert sl.metric_loss(logits, target.to(kind), "f1", task="multiclass") == sl.metric_loss(
+        logits, target, "f1", task="multiclass"
+    )
+    yes = (target > 1).to(kind)
+    assert sl.metric_loss(logits[:, 0], yes, "f1", ignore_index=7) == sl.metric_loss(logits[:, 0], yes.long(), "f1")
 
 
 @every_metric

@@ -18,12 +18,27 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stepless.numerics import Array, cast, constant, detached, largest_two, last, minimum, namespace, ones, softmax
+from stepless.numerics import (
+    Array,
+    cast,
+    clip,
+    constant,
+    detached,
+    largest_two,
+    last,
+    minimum,
+    namespace,
+    ones,
+    softmax,
+)
 from stepless.steps import Hard, Identity, Step
 from stepless.tasks import Batch
 
 Unit = Literal["batch", "image", "sample"]
 Overlap = Literal["expected", "min"]
+#: The logarithm of the largest number of float32.
+_LARGEST_EXPONENT = 88.0
+
 Cuts = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
 
 
@@ -66,14 +81,27 @@ def decide_class(batch: Batch, step: Step, offsets: tuple[float, ...] | None) ->
         p = softmax(scores if shift is None else scores - shift)
     elif shift is None:
         p = scores
-    else:  # not through log p, whose gradient is infinite at 0
-        p = scores * namespace(shift).exp(-shift)
-        p = p / p.sum(1)[:, None]
+    else:
+        p = _shifted(scores, shift)
     if isinstance(step, Identity):
-        return p
+        # a probability that is NaN is one of the whole sample, though a metric may read the other classes alone
+        return p if batch.logits else p + 0 * p.sum(1)[:, None]
     tau = largest_two(detached(p)).mean(1)[:, None]
     decision = step(p, tau)
     return decision / decision.sum(1)[:, None]
+
+
+def _shifted(p: Array, shift: Array) -> Array:
+    """The softmax of log p − shift; not through log p, whose gradient is infinite at 0."""
+    xp = namespace(p)
+    there = detached(p) >= xp.finfo(p.dtype).tiny
+    logs = xp.where(there, xp.log(xp.where(there, detached(p), 1.0)) - shift, -math.inf)
+    most = largest_two(logs)
+    top = xp.maximum(most[:, :1], most[:, 1:])
+    # relative to the likeliest class nothing overflows but what has no probability
+    factor = xp.exp(clip(-shift - top, high=_LARGEST_EXPONENT))
+    p = p * factor
+    return p / p.sum(1)[:, None]
 
 
 def cells(batch: Batch, decision: Array, unit: Unit, *, labels: bool, overlap: Overlap = "expected") -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,9 +10,10 @@ from dataclasses import dataclass, replace
 from stepless.formula import resolve
 from stepless.metrics import METRICS
 from stepless.numerics import Array
+from stepless.ranking import find_ranking
 from stepless.registry import Metric
 
-_FORM = re.compile(r"^(?P<metric>[^<>=,]+?)\s*(?P<sign>>=|<=)\s*(?P<bound>[-+.\deE]+)$", re.DOTALL)
+_FORM = re.compile(r"^(?P<metric>[^<>=]+?)\s*(?P<sign>>=|<=)\s*(?P<bound>[-+.\deE]+)$", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,9 @@ class Constraint:
         return self.bound - value if self.at_least else value - self.bound
 
     def __str__(self) -> str:
-        return f"{self.metric.name} {'>=' if self.at_least else '<='} {self.bound:g}"
+        options = ", ".join(f"{name}={value}" for name, value in self.metric.options)
+        name = f"{self.metric.name}({options})" if options else self.metric.name
+        return f"{name} {'>=' if self.at_least else '<='} {self.bound:.12g}"
 
 
 def parse_constraints(subject_to: str | Constraint | Sequence[str | Constraint] | None) -> tuple[Constraint, ...]:
@@ -45,12 +49,40 @@ def parse_constraints(subject_to: str | Constraint | Sequence[str | Constraint] 
     parsed: list[Constraint] = []
     for entry in subject_to:
         if isinstance(entry, Constraint):
-            parsed.append(entry if isinstance(entry.metric, Metric) else replace(entry, metric=resolve(entry.metric)))
+            parsed.append(entry if isinstance(entry.metric, Metric) else replace(entry, metric=_resolved(entry.metric)))
             continue
         if not isinstance(entry, str):
             raise _not_text(entry)
         parsed.extend(_parse(part) for part in re.split(r"\band\b", entry))
+    for constraint in parsed:
+        _check(constraint)
     return tuple(parsed)
+
+
+def _check(constraint: Constraint) -> None:
+    """Raise for a bound that nothing can meet, or that everything does."""
+    if not math.isfinite(constraint.bound):
+        raise ValueError(f"the bound of a constraint must be a finite number; got {constraint}.")
+    metric = constraint.metric
+    if metric.name not in METRICS:  # the ends of a formula that grows with the data are not known beforehand
+        return
+    least, most = metric.range
+    easiest, hardest = (most, least) if constraint.at_least else (least, most)
+    word = {easiest: "worst", hardest: "worst", metric.best: "best"}
+    if constraint.violation(easiest) > 0:
+        raise ValueError(f"'{constraint}' can never hold: the {word[easiest]} {metric.name} is {easiest:g}.")
+    if constraint.violation(hardest) < 0:
+        raise ValueError(f"'{constraint}' always holds: the {word[hardest]} {metric.name} is {hardest:g}.")
+
+
+def _resolved(metric: str | Metric) -> Metric:
+    ranking = find_ranking(metric)
+    if ranking is not None:
+        raise ValueError(
+            f"a constraint is about decisions, and {ranking.name!r} about the order of scores; constrain a metric of"
+            " the counts, such as recall."
+        )
+    return resolve(metric)
 
 
 def _not_text(entry: object) -> TypeError:
@@ -67,10 +99,4 @@ def _parse(text: str) -> Constraint:
         raise ValueError(
             f'a constraint is a metric, ">=" or "<=", and a number, as in "precision >= 0.9"; got {text.strip()!r}.'
         )
-    metric = resolve(match["metric"])
-    at_least = match["sign"] == ">="
-    known = metric.name in METRICS  # the best of a formula that grows with the data is not known beforehand
-    beyond = bound > metric.best if metric.greater_is_better else bound < metric.best
-    if known and beyond and at_least == metric.greater_is_better:
-        raise ValueError(f"{text.strip()!r} can never hold: the best {metric.name} is {metric.best:g}.")
-    return Constraint(metric, at_least, bound)
+    return Constraint(_resolved(match["metric"]), match["sign"] == ">=", bound)

@@ -54,8 +54,11 @@ def _log(p: Array) -> Array:
 
 
 def mean_cross_entropy(sums: Array, *, balanced: bool) -> Array:
-    """The mean over samples, or with ``balanced`` the mean of the class means; then the mean over labels."""
+    """The mean over samples, or with ``balanced`` the mean of the class means; then the mean over labels.
+
+    A label of which nothing counts is left out.
+    """
     loss, weight = sums[0], sums[1]
-    if not balanced:
-        return ratio(loss.sum(-1), weight.sum(-1)).mean()
-    return ratio(ratio(loss, weight).sum(-1), (weight != 0).sum(-1)).mean()
+    each = ratio(loss, weight).sum(-1) if balanced else loss.sum(-1)
+    counted = (weight != 0).sum(-1) if balanced else weight.sum(-1)
+    return ratio(ratio(each, counted).sum(), (counted != 0).sum())

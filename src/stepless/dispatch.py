@@ -177,6 +177,8 @@ def _ruled_out(path: Path, step: Step, extra: str | None) -> str | None:
         return "plain: no label weighs anything"
     if not _linearises(step):
         return "plain: the step has no linearise of its own"
+    if not step.has_twin(path.cuts):
+        return "plain: the step is so narrow, or so nearly straight, that the fused ways would be less exact"
     return None
 
 

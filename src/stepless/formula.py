@@ -19,7 +19,7 @@ from torch import Tensor
 from stepless.counts import Counts
 from stepless.metrics import METRICS
 from stepless.numerics import Array, maximum, minimum, ratio, root
-from stepless.registry import Metric
+from stepless.registry import Metric, snake_case
 
 _COUNTS = ("tp", "fp", "fn", "tn")
 _SHARES: dict[str, Callable[[Counts], Array]] = {
@@ -33,6 +33,12 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Array]]] = {
     "max": (2, maximum),
 }
 _LONGEST, _DEEPEST, _LARGEST, _STEEPEST, _LONGEST_NAME = 1000, 50, 1e300, 16, 60
+
+#: What comes first in an operation, by the name its node has for it.
+_FIRST_PARTS: dict[type[ast.expr], str] = {
+    ast.BinOp: "left", ast.Compare: "left", ast.IfExp: "body", ast.Attribute: "value", ast.Subscript: "value",
+    ast.NamedExpr: "target",
+}  # fmt: skip
 
 Evaluate = Callable[[Counts], Array]
 
@@ -66,8 +72,9 @@ def resolve(metric: Any, *, maximize: bool | None = None, **options: Any) -> Met
     if options:
         raise TypeError(f"a formula has no options; got {', '.join(map(repr, options))}. Write the value into it.")
     if isinstance(metric, str):
-        if metric.strip().isidentifier() and metric.strip() not in names():
-            raise ValueError(METRICS.unknown(metric.strip()[:_LONGEST_NAME]))
+        name = metric.strip()
+        if (name.isidentifier() and name not in names()) or snake_case(name[:_LONGEST_NAME]) in METRICS:
+            raise ValueError(METRICS.unknown(name[:_LONGEST_NAME]))
     elif not callable(metric):
         raise TypeError(
             "metric must be a name such as 'f1', a formula as text, or a function of (tp, fp, fn, tn);"
@@ -113,10 +120,13 @@ def _check_options(metric: Metric) -> None:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or (name != "zero_division" and not 0 <= value < math.inf):
                 raise ValueError(f"{name} must {wanted}; got {value!r}.")
-        if name == "costs":
-            flat = [cost for row in value for cost in (row if isinstance(row, tuple) else (row,))]
-            if any(isinstance(cost, float) and not math.isfinite(cost) for cost in flat):
+        if name == "costs" and value is not None:
+            rows = value if isinstance(value, tuple) else (value,)
+            flat = [cost for row in rows for cost in (row if isinstance(row, tuple) else (row,))]
+            if not all(isinstance(cost, int | float) and math.isfinite(cost) for cost in flat):
                 raise ValueError(f"costs must be finite; got {value!r}.")
+            if not isinstance(value, tuple) or any(not isinstance(r, tuple) or len(r) != len(rows) for r in rows):
+                raise ValueError(f"costs must be K×K for K classes (rows the truth); got {value!r}.")
     if metric.name == "cost" and metric.options:
         return  # how many classes there are is known at the first batch only
     cells = torch.ones(2, 2, dtype=torch.float64)
@@ -153,6 +163,13 @@ def _probed(name: str, function: Callable[..., Array], maximize: bool | None) ->
             f"the formula {name!r} has no gradient with respect to the counts; use no comparison or rounding in it, nor"
             " .item() or .detach()."
         )
+    if isinstance(function, SafeFormula):  # a text treats each entry by itself
+        alone = torch.stack([function(*counts).sum() for counts in probe.detach()[:, :, None]])
+        if not torch.allclose(alone, value.detach(), equal_nan=True):
+            raise ValueError(
+                f"the formula {name!r} must treat each entry of (tp, fp, fn, tn) by itself: they are those of other"
+                " classes, labels or images."
+            )
     best, good, bad = value.tolist()
     if maximize is None:
         maximize = not good < bad
@@ -175,6 +192,10 @@ class SafeFormula:
         return result.value if isinstance(result, SafeCount) else result
 
 
+#: What torch's functions divide 1 by.
+_INVERSES: dict[Callable[..., Any], Callable[[Any], Any]] = {torch.reciprocal: lambda x: x, torch.rsqrt: root}
+
+
 class SafeCount:
     """A count in a user's formula: arithmetic as usual, but ``x / 0`` is 0 and √0 has a zero gradient.
 
@@ -189,9 +210,11 @@ class SafeCount:
         plain = [_value(a) for a in args]
         if func in (torch.div, torch.true_divide, torch.divide, Tensor.div, Tensor.__truediv__):
             return cls(ratio(*plain[:2]))
+        if func in _INVERSES:
+            return cls(ratio(1.0, _INVERSES[func](plain[0])))
         if func is torch.sqrt:
             return cls(root(plain[0]))
-        if func is torch.pow and isinstance(plain[1], int | float):
+        if func in (torch.pow, torch.float_power) and isinstance(plain[1], int | float):
             return cls(_power(plain[0], plain[1]))
         result = func(*plain, **{k: _value(v) for k, v in (kwargs or {}).items()})
         return cls(result) if isinstance(result, Tensor) else result
@@ -261,6 +284,8 @@ def _power(base: Array, exponent: float) -> Array:
         return ratio(1.0, _power(base, -exponent))
     if 0 < exponent < 1:
         return root(base, 1 / exponent)
+    if exponent % 1:  # of less than 0 it is none, as a root is
+        base = maximum(base, 0.0)
     return float(base) ** exponent if isinstance(base, int) else base**exponent
 
 
@@ -348,9 +373,17 @@ class _Parser:
         if isinstance(node, ast.Call):
             return self._call(node, depth)
         raise self._error(
-            "a formula has numbers, counts, rates, + - * / ** and sqrt, abs, min, max, but nothing else",
-            node.col_offset,
+            "a formula has numbers, counts, rates, + - * / ** and sqrt, abs, min, max, but nothing else", self._at(node)
         )
+
+    def _at(self, node: ast.expr) -> int:
+        """Where a node is what it is: behind its first part, where it begins with one."""
+        part = _FIRST_PARTS.get(type(node))
+        first = getattr(node, part) if part else None
+        if first is None or first.end_col_offset is None:
+            return node.col_offset
+        behind = self.text[first.end_col_offset :]
+        return first.end_col_offset + len(behind) - len(behind.lstrip(" )"))
 
     def _number(self, node: ast.Constant) -> Evaluate:
         number = _as_number(node)
@@ -385,7 +418,7 @@ class _Parser:
             return lambda c: left(c) * right(c)
         if isinstance(node.op, ast.Div):
             return lambda c: ratio(left(c), right(c) + 0 * c.tp)
-        raise self._error("a formula knows the operators + - * / ** only", node.col_offset)
+        raise self._error("a formula knows the operators + - * / ** only", self._at(node))
 
     def _exponent(self, node: ast.expr) -> float:
         sign = 1.0

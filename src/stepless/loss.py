@@ -285,6 +285,8 @@ class MetricLoss(nn.Module):
 
     def violations(self, input: Any, target: Any, sample_weight: Any = None) -> dict[str, float]:
         """How far each constraint is from holding for these decisions; 0 or below where it holds."""
+        if not self.constraints:
+            return {}
         metrics = tuple(constraint.metric for constraint in self.constraints)
         scores = self.path.hard_scores(input, target, metrics, sample_weight)
         return {str(c): float(c.violation(s)) for c, s in zip(self.constraints, scores, strict=True)}
@@ -326,6 +328,10 @@ class MetricLoss(nn.Module):
             shown.append(f"memory={self.memory}")
         if self.constraints:
             shown.append(f"subject_to={' and '.join(map(str, self.constraints))!r}")
+        if self._sync is not None:
+            shown.append(f"sync={self._sync}")
+        shown += ["gradients='sum'"] * (self.reducer is not None and self.reducer.gradients == "sum")
+        shown += ["validate=True"] * self.validate
         return ", ".join(shown)
 
     def _current_step(self) -> Step:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 from stepless import ordering
@@ -67,16 +68,19 @@ def east(metric: str = "f1", *, anneal_until: float = 1.0, **settings: Any) -> M
 
 
 def score_oriented(
-    metric: str = "f1", *, prior: str = "raised_cosine", delta: float = 0.1, **settings: Any
+    metric: str = "f1", *, prior: str = "raised_cosine", delta: float | None = None, **settings: Any
 ) -> MetricLoss:
     """Score-oriented losses (Marchetti et al., 2022): the threshold is random, and the decision its CDF.
 
-    ``prior="raised_cosine"`` on [½ − δ, ½ + δ], or ``"uniform"``, for which the decision is the probability itself.
+    ``prior="raised_cosine"`` on [½ − δ, ½ + δ], where δ is 0.1 unless given; or ``"uniform"``, for which the
+    decision is the probability itself.
     """
-    priors = {"raised_cosine": RaisedCosine(delta=delta), "uniform": Identity()}
-    if prior not in priors:
+    if prior not in ("raised_cosine", "uniform"):
         raise ValueError(f'a score-oriented loss has the priors "raised_cosine" and "uniform"; got {prior!r}.')
-    return MetricLoss(metric, step=priors[prior], **settings)
+    if prior == "uniform" and delta is not None:
+        raise ValueError(f'delta has no effect with prior="uniform", which is as wide as can be; got {delta}.')
+    step = Identity() if prior == "uniform" else RaisedCosine() if delta is None else RaisedCosine(delta=delta)
+    return MetricLoss(metric, step=step, **settings)
 
 
 def sigmoid_f1(*, sharpness: float = 1.0, offset: float = 0.0, **settings: Any) -> MetricLoss:
@@ -84,14 +88,18 @@ def sigmoid_f1(*, sharpness: float = 1.0, offset: float = 0.0, **settings: Any) 
 
     ``sharpness`` is S and ``offset`` is E.
     """
-    if not 0 < sharpness < math.inf:
+    if not _is_number(sharpness) or not 0 < sharpness < math.inf:
         raise ValueError(f"sharpness must lie above 0 and be finite; got {sharpness}.")
-    if not abs(offset) < _FARTHEST:
+    if not _is_number(offset) or not abs(offset) < _FARTHEST:
         raise ValueError(f"offset is a logit between {-_FARTHEST:g} and {_FARTHEST:g}; got {offset}.")
     threshold = 1 / (1 + math.exp(-offset))
     return MetricLoss(
         "f1", task="multilabel", step=LogitSigmoid(temperature=1 / sharpness), threshold=threshold, **settings
     )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def wmw(*, margin: float = 0.2, power: int = 3, **settings: Any) -> MetricLoss:

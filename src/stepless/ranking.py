@@ -28,7 +28,7 @@ from stepless.formula import names
 from stepless.metrics import METRICS
 from stepless.numerics import as_tuple, constant, ratio
 from stepless.ordering import Ranked, rank
-from stepless.registry import SETTINGS, Registry
+from stepless.registry import SETTINGS, Registry, snake_case
 from stepless.tasks import Batch, Inputs, Task, as_tensor, check_classes, check_task, check_values, read
 
 Scale = Literal["log-odds", "probabilities"]
@@ -158,6 +158,9 @@ def is_ranking(metric: Any) -> bool:
     return isinstance(metric, Ranking) or (isinstance(metric, str) and metric in RANKINGS)
 
 
+METRICS.reserve((*RANKINGS, *RANKINGS.aliases))
+
+
 def find_ranking(metric: Any) -> Ranking | None:
     """The ranking that a user means, or None where it is a metric of counts; a name that is neither is an error.
 
@@ -169,7 +172,8 @@ def find_ranking(metric: Any) -> Ranking | None:
     if isinstance(metric, Ranking):
         return metric
     name = metric.strip() if isinstance(metric, str) else ""
-    if name in METRICS or not name.isidentifier() or name in names():
+    a_name = name.isidentifier() or snake_case(name) in RANKINGS
+    if name in METRICS or not a_name or name in names():
         return None
     if name in RANKINGS:
         return RANKINGS[name]

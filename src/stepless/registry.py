@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 
@@ -21,6 +21,15 @@ T = TypeVar("T")
 Kind = Literal["class", "joint", "matrix"]
 
 
+def snake_case(name: str) -> str:
+    """A name as names are written here.
+
+    >>> snake_case("Balanced-Accuracy"), snake_case("f1 score")
+    ('balanced_accuracy', 'f1')
+    """
+    return name.strip().lower().replace("-", "_").replace(" ", "_").removesuffix("_score")
+
+
 class Registry(Mapping[str, T], Generic[T]):
     """A mapping from names to things that also knows aliases and offers the nearest names for a wrong one."""
 
@@ -28,11 +37,18 @@ class Registry(Mapping[str, T], Generic[T]):
         self._noun = noun
         self._things: dict[str, T] = {}
         self._aliases: dict[str, str] = {}
+        self._reserved: set[str] = set()
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Names that stand for something elsewhere, and cannot be registered here."""
+        self._reserved.update(names)
 
     def add(self, name: str, thing: T, aliases: tuple[str, ...] = ()) -> None:
         """Register ``thing``; a name or alias that is taken is an error, so nothing is replaced by accident."""
+        if isinstance(aliases, str):
+            raise TypeError(f"aliases must be a sequence of names, as in ({aliases!r},); got the text {aliases!r}.")
         for taken in (name, *aliases):
-            if taken in self:
+            if taken in self or taken in self._reserved:
                 raise ValueError(f"{self._noun} {taken!r} is registered already; choose another name.")
         self._things[name] = thing
         self._aliases.update(dict.fromkeys(aliases, name))
@@ -50,7 +66,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def unknown(self, name: str) -> str:
         """The sentence for a name that is not here."""
-        near = difflib.get_close_matches(name, [*self._things, *self._aliases], n=3, cutoff=0.5)
+        near = difflib.get_close_matches(snake_case(name), [*self._things, *self._aliases], n=3, cutoff=0.5)
         if near:
             return f"unknown {self._noun} {name!r}; did you mean {', '.join(map(repr, near))}?"
         return f"unknown {self._noun} {name!r}; known are {', '.join(self._things)}."

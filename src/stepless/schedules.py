@@ -30,9 +30,12 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name in ("blend", "sharpness"):
-            pair = getattr(self, name)
-            if pair is not None and not (isinstance(pair, tuple | list) and len(pair) == 2):
-                raise ValueError(f"{name} is a pair, its first and its last value, as in (1.0, 0.0); got {pair!r}.")
+            pair: Any = getattr(self, name)
+            good = isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(value, Real) for value in pair)
+            if pair is not None and not good:
+                raise ValueError(
+                    f"{name} is a pair of numbers, its first and its last value, as in (1.0, 0.0); got {pair!r}."
+                )
         until: Any = self.until
         if not isinstance(until, Real) or not 0 < float(until) <= 1:
             raise ValueError(f"until must lie in (0, 1]; got {until!r}.")

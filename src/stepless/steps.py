@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
+from numbers import Real
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -24,6 +25,12 @@ from stepless.numerics import Array, cast, clip, detached, logit, minimum, names
 from stepless.registry import Registry
 
 Threshold = Array  #: a number, or an array that broadcasts against the probabilities
+
+#: A step may be so narrow: float32 holds its slope still.
+_LEAST = 1e-30
+#: The fused twin of `Linear` takes the steep piece less the gentle ones; where little is left, or the piece is narrow
+#: for its place, its roundings are no longer small.
+_LITTLE, _NARROW = 0.1, 0.01
 
 #: slope · p · (1 − p), in one pass.
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
@@ -47,17 +54,18 @@ class Promise(Enum):
     SHARPENS = "the decision tends to the hard one as sharpened() grows, off ties"
 
 
-def _in_range(name: str, value: object, bounds: str, holds: Callable[[float], bool]) -> None:
+def _in_range(name: str, value: Any, bounds: str, holds: Callable[[float], bool]) -> None:
     if isinstance(value, Tensor):  # a schedule sharpens with tensors; it cannot leave the range
         return
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number; got {value!r}.")
-    if not holds(value):
-        raise ValueError(f"{name} must lie {bounds}; got {value:g}.")
+    if not holds(float(value)):
+        raise ValueError(f"{name} must lie {bounds}; got {float(value):g}.")
 
 
-def _positive(name: str, value: object) -> None:
+def _positive(name: str, value: Any) -> None:
     _in_range(name, value, "above 0 and be finite", lambda v: 0 < v < math.inf)
+    _in_range(name, value, f"between {_LEAST:g} and {1 / _LEAST:g}", lambda v: _LEAST <= v <= 1 / _LEAST)
 
 
 @dataclass(frozen=True)
@@ -96,6 +104,10 @@ class Step:
         else:
             factors = self.linearise(x, tau, decision, slope)
         return decision.numpy(), slope.numpy(), factors
+
+    def has_twin(self, tau: float) -> bool:
+        """Whether ``linearise`` and its kin are as exact at this threshold as the step itself."""
+        return True
 
     def sharpened(self, factor: Any) -> Step:
         """The same step, ``factor`` (a number, or a scheduled tensor) times as sharp."""
@@ -184,12 +196,14 @@ class Linear(Step):
     def __post_init__(self) -> None:
         _in_range("Linear's delta", self.delta, "in [0, 0.5]", lambda v: 0 <= v <= 0.5)
         _in_range("Linear's width", self.width, "in (0, 1]", lambda v: 0 < v <= 1)
+        _positive("Linear's width", self.width)
 
     def __call__(self, p: Array, tau: Threshold) -> Array:
         low, high, below, within, above = self._pieces(tau)
-        # Each piece from its own end: 0 at 0 and 1 at 1 to the bit, where 0/0 would else become a ratio of roundings.
+        # The outer pieces from their ends, the steep one from its middle: 0 at 0, ½ at τ and 1 at 1 to the bit, where
+        # 0/0 would else become a ratio of roundings.
         where = namespace(p).where
-        upper = where(p <= high, (p - low) * within + self.delta, 1 - (1 - p) * above)
+        upper = where(p <= high, (p - tau) * within + 0.5, 1 - (1 - p) * above)
         return where(p < low, p * below, upper)
 
     def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Factors:
@@ -224,7 +238,11 @@ class Linear(Step):
         """The two break points, and the slopes below, between and above them."""
         margin = minimum(tau, 1 - tau)
         low, high = tau - self.width * margin / 2, tau + self.width * margin / 2
-        return low, high, self.delta / low, (1 - 2 * self.delta) / (high - low), self.delta / (1 - high)
+        return low, high, self.delta / low, (1 - 2 * self.delta) / (self.width * margin), self.delta / (1 - high)
+
+    def has_twin(self, tau: float) -> bool:
+        low, high, below, within, above = self._pieces(tau)
+        return high - low >= _NARROW * tau and abs(within - above) >= _LITTLE * max(below, above)
 
     def sharpened(self, factor: Any) -> Linear:
         return replace(self, delta=self.delta / factor, width=self.width / factor)
@@ -251,6 +269,7 @@ class RaisedCosine(Step):
 
     def __post_init__(self) -> None:
         _in_range("RaisedCosine's delta", self.delta, "above 0 and below 1", lambda v: 0 < v < 1)
+        _positive("RaisedCosine's delta", self.delta)
 
     def __call__(self, p: Array, tau: Threshold) -> Array:
         u = clip((p - tau) / self.delta + 1, 0.0, 2.0)  # from the band's lower end, where it is exactly 0

@@ -25,6 +25,8 @@ _SUM_TOLERANCE = 1e-2
 #: What can be counted in: bfloat16 cannot count past 256 and float16 overflows at 65,504.
 _WIDE_ENOUGH = (torch.float32, torch.float64)
 
+_WIDE_UNSIGNED = ("uint16", "uint32", "uint64")
+
 #: What ``F.cross_entropy`` ignores, and so what a multiclass target may carry without asking.
 IGNORED_CLASS = -100
 
@@ -75,8 +77,7 @@ def as_tensor(values: Any, name: str = "input") -> Tensor:
         raise TypeError(
             f"{name} must be a tensor, an array or a list of numbers; got {type(values).__name__}."
         ) from error
-    # torch computes little in the wider unsigned integers
-    return tensor.long() if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64) else tensor
+    return tensor.long() if _dtype(tensor) in _WIDE_UNSIGNED else tensor
 
 
 def check_task(task: str, inputs: str) -> None:
@@ -151,6 +152,8 @@ def read_arrays(
         dtype: What the counts are summed in; None for that of the scores, or float32 where it is wider.
     """
     _check_dtypes(input, target)
+    if _dtype(target) in _WIDE_UNSIGNED and isinstance(target, Tensor):  # torch computes little in these
+        target = target.long()
     xp, logits = namespace(input), inputs == "logits"
     scores = cast(input, xp.promote_types(input.dtype, xp.float32))
     dtype = dtype or scores.dtype
@@ -222,6 +225,8 @@ def _read_multiclass(
         by_class = per_class.reshape(-1, *[1] * (scores.ndim - 2))
         if is_floating(target):  # a row of probability y_k is a row of class k that weighs y_k · weight[k]
             target = target * by_class
+            if 0 in class_weight:  # what weighs nothing does not count, as if it had a mask
+                mask = cast(target.sum(1) != 0, dtype)
         else:  # with the mask, not with the samples' weights: per image these weigh whole images
             true = (hits * by_class).sum(1) if hits is not None else per_class[target.clamp(0, classes - 1)]
             if hits is None:  # an index out of range is reported with the others, whatever the last class weighs
