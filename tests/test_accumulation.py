@@ -118,6 +118,38 @@ def test_dropout_is_replayed_and_buffers_move_once(metric, whole):
         torch.testing.assert_close(ours, theirs)
 
 
+class Caching(nn.Module):
+    """Its forward makes one buffer, another one longer, a third anew and counts in a fourth."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+        self.register_buffer("made", None)
+        self.register_buffer("grown", torch.zeros(1))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.made, self.grown = torch.arange(len(x)), torch.ones(len(x))
+        self.register_buffer("late", torch.ones(2))
+        self.calls += 1
+        return self.linear(x).flatten()
+
+
+def test_buffers_that_a_forward_makes():
+    torch.manual_seed(0)
+    x, y = torch.randn(9, 3), torch.arange(9) % 2
+    model = Caching()
+    loss = sl.accumulate(sl.MetricLoss("f1"), model, [(x[:4], y[:4]), (x[4:], y[4:])])
+    assert model.calls == 2, "the first pass leaves nothing"
+    assert len(model.made) == len(model.grown) == 5
+    whole = Caching()
+    whole.load_state_dict({**model.state_dict(), "grown": torch.zeros(1)}, strict=False)
+    expected = sl.MetricLoss("f1")(whole(x), y)
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(model.linear.weight.grad, whole.linear.weight.grad)
+
+
 def test_several_inputs_and_named_ones():
     class Two(nn.Module):
         def __init__(self):

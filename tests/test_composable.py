@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -131,6 +132,18 @@ def test_the_functional_loss_compiles_as_one_graph(metric, task, options):
 @over([*PLAIN, *STATELESS])
 def test_the_functional_loss_of_every_metric_compiles_as_one_graph(metric, task, options):
     check_functional(metric, task, options)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("functional", [False, True])
+@over([("f1", "multiclass", {}), ("f1", "multilabel", {"average": "samples"}), ("mcc", "multiclass", {}),
+       ("f1", "multiclass", {"zero_division": float("nan"), "average": "weighted"})])  # fmt: skip
+def test_compiles_with_sizes_that_are_variables(metric, task, options, functional):
+    logits, target = draw(task)
+    eager = sl.MetricLoss(metric, task=task, **options)
+    made = partial(sl.metric_loss, metric=metric, task=task, **options) if functional else copy.deepcopy(eager)
+    run = torch.compile(made, fullgraph=True, dynamic=True, backend="eager")
+    torch.testing.assert_close(gradient(run, logits, target), gradient(eager, logits, target))
 
 
 @pytest.mark.usefixtures("fresh_compiler")

@@ -1,5 +1,9 @@
 """Under torch.distributed the loss is that of the global batch: real processes, compared with one process."""
 
+import copy
+import pickle
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -216,6 +220,79 @@ def wide(dtype=torch.float64):
     return nn.Sequential(nn.Linear(3, 200), nn.BatchNorm1d(200).eval(), nn.Linear(200, 200), nn.Linear(200, 1)).to(
         dtype
     )
+
+
+KEEPING = {"memory": ("f1", {"memory": sl.Memory(10)}), "constraint": ("f1", {"subject_to": "precision >= 0.95"})}
+
+
+def kept_state(rank, name):
+    """The first rank has one batch an epoch, the other three."""
+    x, target = draw("binary", torch.float64)
+    metric, settings = KEEPING[name]
+    loss_fn, model = sl.MetricLoss(metric, **settings), DistributedDataParallel(make("binary", torch.float64)[1])
+    optimizer = torch.optim.SGD(model.parameters(), 0.3)
+    for _ in range(2):
+        with loss_fn.reducer.join(model):
+            for part in range(3 if rank else 1):
+                rows = slice(20 * rank + 6 * part, 20 * rank + 6 * part + 6)
+                optimizer.zero_grad()
+                loss_fn(model(x[rows]), target[rows]).backward()
+                optimizer.step()
+    return [loss_fn.remembered.tolist(), loss_fn.multipliers.tolist()], model.module.weight.tolist()
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_a_rank_that_has_run_out_keeps_what_the_others_keep(name):
+    (few, weight), (many, weight_too) = ranks.run(kept_state, 2, name)
+    assert few == many
+    assert weight == weight_too
+    x, target = draw("binary", torch.float64)
+    metric, settings = KEEPING[name]
+    loss_fn, model = sl.MetricLoss(metric, **settings), make("binary", torch.float64)[1]
+    optimizer = torch.optim.SGD(model.parameters(), 0.3)
+    for part in [0, 1, 2] * 2:
+        rows = [*range(0 if part else 6), *range(20 + 6 * part, 26 + 6 * part)]
+        optimizer.zero_grad()
+        loss_fn(model(x[rows]), target[rows]).backward()
+        optimizer.step()
+    alone = [loss_fn.remembered.tolist(), loss_fn.multipliers.tolist()]
+    for ours, theirs in zip(few, alone, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-6)
+    torch.testing.assert_close(torch.tensor(weight, dtype=torch.float64), model.weight.detach(), rtol=1e-6, atol=1e-9)
+
+
+def functional(rank):
+    x, target = draw("binary", torch.float64)
+    _, model = make("binary", torch.float64)
+    rows = slice(0, 33) if rank == 0 else slice(33, 40)
+    with torch.no_grad():
+        alone = sl.metric_loss(model(x[rows]), target[rows], "f1").item()
+        asked = sl.metric_loss(model(x[rows]), target[rows], "f1", sync=dist.group.WORLD).item()
+    refused = ""
+    try:
+        sl.metric_loss(model(x[rows]), target[rows], "auroc")
+    except RuntimeError as error:
+        refused = str(error)
+    copied = copy.deepcopy(sl.MetricLoss("f1", sync=dist.group.WORLD))
+    try:
+        pickle.dumps(copied)
+    except TypeError as error:
+        refused += str(error)
+    together = [f(model(x[rows]), target[rows]).item() for f in (partial(sl.metric_loss, metric="f1"), copied)]
+    return alone, [asked, *together], refused
+
+
+def test_the_functional_loss_is_that_of_all_ranks_where_it_trains():
+    x, target = draw("binary", torch.float64)
+    _, model = make("binary", torch.float64)
+    whole = sl.metric_loss(model(x), target, "f1").item()
+    for rows, (alone, together, refused) in zip(
+        (slice(0, 33), slice(33, 40)), ranks.run(functional, 2, timeout=30), strict=True
+    ):
+        assert alone == pytest.approx(sl.metric_loss(model(x[rows]), target[rows], "f1").item(), rel=1e-12)
+        assert together == pytest.approx([whole] * 3, rel=1e-12)
+        assert "'auroc' compares samples with one another" in refused
+        assert "a loss with sync=<a process group> cannot be pickled" in refused
 
 
 def uneven_batches(rank):

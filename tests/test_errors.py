@@ -51,6 +51,8 @@ SETTINGS = {
     ),
     "costs as a number": (build("cost", costs=5), ValueError, "costs must be K×K for K classes"),
     "costs as text": (build("cost", costs=[["a", "b"], ["c", "d"]]), ValueError, "costs must be finite"),
+    "gradients misspelt": (build("f1", sync=False, gradients="men"), ValueError, 'gradients must be "mean"'),
+    "gradients of nothing": (build("f1", sync=False, gradients="sum"), ValueError, "no effect with sync=False"),
     "schedule of text": (lambda: Schedule(blend=("a", "b")), ValueError, "blend is a pair of numbers"),
     "sharpness as text": (lambda: sl.presets.sigmoid_f1(sharpness="a"), ValueError, "sharpness must lie above 0"),
     "delta of a uniform prior": (

@@ -202,6 +202,15 @@ def test_offsets_of_any_size_for_probabilities(offsets):
     assert p.grad.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    [((0, 3), {"task": "multilabel", "average": "samples"}), ((0, 3, 2), {"task": "multilabel", "per_image": True})],
+)
+def test_nothing_at_all_is_undefined_where_that_is_asked_for(shape, settings):
+    empty = torch.zeros(shape)
+    assert sl.metric_loss(empty, empty, "f1", zero_division=math.nan, **settings).isnan()
+
+
 def test_an_image_of_classes_that_weigh_nothing():
     scores, target = torch.randn(2, 3, 4).double(), torch.tensor([[0] * 4, [1, 2, 1, 2]])
     probabilities = torch.nn.functional.one_hot(target, 3).movedim(-1, 1).double()

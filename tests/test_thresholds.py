@@ -212,6 +212,17 @@ def test_infinite_scores_are_scores(draw, metric):
     assert_decides_as_it_says(tuned, scores, target, weight, metric, {})
 
 
+def test_no_threshold_says_no_to_a_score_of_infinity():
+    with pytest.raises(ValueError, match=r"no threshold meets fpr <= 0.1: the best attainable fpr is 0.5"):
+        sl.tune_threshold([INF, 1.0, 0.0], [0, 1, 0], "recall", subject_to="fpr <= 0.1")
+    scores, target = np.array([[INF, INF], [1.0, INF], [0.0, 3.0]]), np.array([[0, 0], [0, 0], [0, 1]])
+    for average in ("macro", "micro", "samples"):
+        tuned = sl.tune_threshold(scores, target, "accuracy", task="multilabel", average=average)
+        assert tuned.score == 0.5
+        yes = scores >= np.array(tuned.threshold)
+        np.testing.assert_array_equal(tuned.counts.fp, (yes & (target == 0)).sum(0))
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The result goes back into score and MetricLoss
 # ---------------------------------------------------------------------------------------------------------------------
@@ -474,7 +485,7 @@ REFUSED = {
     ),
     "constraint undefined": (
         tuning(XS, YS * [1, 0], **multilabel, subject_to=Constraint(DEFINED_RECALL, True, 0.5)), ValueError,
-        "^label 1: no threshold meets recall >= 0.5: recall is undefined throughout",
+        r"^label 1: no threshold meets recall\(zero_division=nan\) >= 0.5: recall is undefined throughout",
     ),
     "constraint of a label out of reach": (
         tuning(np.c_[X, X[::-1]], YS, **multilabel, subject_to="precision >= 0.9"), ValueError,

@@ -158,12 +158,22 @@ def _call(model: nn.Module, batch: Any) -> tuple[Any, ...]:
 @contextmanager
 def _buffers_restored(model: nn.Module) -> Iterator[None]:
     """Put the buffers back as they were, whatever happens."""
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    before = [
+        (part, dict(part._buffers), {k: v.clone() for k, v in part._buffers.items() if v is not None})
+        for part in model.modules()
+    ]
     try:
         yield
     finally:
-        for name, buffer in model.named_buffers():
-            buffer.copy_(before[name])
+        for part, buffers, values in before:
+            for name, buffer in buffers.items():
+                if buffer is not None and buffer.shape == values[name].shape:
+                    buffer.copy_(values[name])
+                    part._buffers[name] = buffer
+                else:  # resized in place, or made by the forward
+                    part._buffers[name] = values.get(name)
+            for made in part._buffers.keys() - buffers.keys():
+                del part._buffers[made]
 
 
 @contextmanager

@@ -85,10 +85,9 @@ def undefined(metric: Metric, scores: Array, table: Array) -> Array | None:
 
     NaN counts come from NaN scores. They make a NaN that must stay visible, and are no undefined score.
     """
-    mark = metric.option("zero_division")
-    if mark is None or not math.isnan(mark):
+    if not metric.marks_undefined:
         return None
     xp = namespace(scores)
-    axes = table.shape[scores.ndim :]
-    broken = xp.isnan(table.reshape(*scores.shape, -1) if axes else table).any(-1)
+    inner = table.shape[scores.ndim :]
+    broken = xp.isnan(table.reshape(*scores.shape, math.prod(inner)) if inner else table).any(-1)
     return xp.isnan(scores) & ~broken

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -191,7 +190,7 @@ def _objective(path: Path, metric: Metric, step: Step) -> Objective | str:
             return "plain: the metric reads the whole confusion matrix, or cannot be traced"
         return Objective(step, path.cuts, *joint, labels=True, joint=True)
     several = path.task != "binary"
-    if several and math.isnan(metric.option("zero_division") or 0.0):
+    if several and metric.marks_undefined:
         return "plain: undefined classes are left out of the mean"
     traced = _traced(metric, joint=False)
     if traced is None:

@@ -6,17 +6,19 @@ finishes the same loss from the same global state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from stepless.state import State
 
 Gradients = Literal["mean", "sum"]
+#: What is done with the state of a batch that other ranks have had.
+Follow = Callable[[State], object]
 
 try:  # a build of torch without distributed support has neither
     from torch.distributed.algorithms.join import Join, Joinable, JoinHook
@@ -46,17 +48,23 @@ Parallel` averages the ranks' gradients where a sum is wanted, so with ``gradien
             )
         self.group = group
         self.gradients = gradients
-        self._last: Tensor | None = None
+        self._last: tuple[State, Follow | None] | None = None
 
-    def __call__(self, state: State) -> State:
-        """The state of all ranks' batches together."""
+    def __call__(self, state: State, follow: Follow | None = None) -> State:
+        """The state of all ranks' batches together.
+
+        Args:
+            state: That of this rank's batch.
+            follow: What a rank that has run out of batches does with those of the others, so that what its loss keeps
+                stays the same as theirs.
+        """
         ranks = world_size(self.group)
         if ranks == 1:
             return state
         local = state.vector
         total = local.detach().clone()
         dist.all_reduce(total, group=self.group)
-        self._last = total
+        self._last = state.with_vector(total), follow
         scale = float(ranks) if self.gradients == "mean" else 1.0
         # a difference of equals is exactly 0, so the value is the total and nothing is rounded
         return state.with_vector(total + (local - local.detach()) * scale)
@@ -94,10 +102,23 @@ Parallel` averages the ranks' gradients where a sum is wanted, so with ``gradien
                 "a rank without a single batch cannot join, because it does not know the size of the state; give it one"
                 " batch at least, which may have no rows."
             )
-        dist.all_reduce(torch.zeros_like(self._last), group=self.group)
+        last, follow = self._last
+        total = torch.zeros_like(last.vector)
+        dist.all_reduce(total, group=self.group)
+        if follow is not None:
+            follow(last.with_vector(total))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None}
+    def __deepcopy__(self, memo: dict[int, Any]) -> StateReducer:
+        """A copy among the same ranks: process groups cannot be copied."""
+        return StateReducer(self.group, self.gradients)
+
+    def __reduce__(self) -> Any:
+        if self.group is not None:
+            raise TypeError(
+                "a loss with sync=<a process group> cannot be pickled, because process groups cannot; keep its"
+                " state_dict(), or make it with sync=None."
+            )
+        return StateReducer, (None, self.gradients)
 
 
 class _JoinedModel(Joinable):
@@ -153,10 +174,15 @@ class _JoinedHook(JoinHook):
 
 def make_reducer(sync: Any, gradients: Gradients) -> StateReducer | None:
     """The reducer that ``MetricLoss(sync=…)`` asks for: None or True for all ranks, a process group, or False."""
+    reducer = StateReducer(None, gradients)  # which checks what it is given
     if sync is False:
+        if gradients != "mean":
+            raise ValueError(
+                f"gradients={gradients!r} has no effect with sync=False, which merges nothing; leave it out."
+            )
         return None
     if sync is None or sync is True:
-        return StateReducer(None, gradients)
+        return reducer
     if dist.is_available() and sync == dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(
             "sync is a process group that this rank is no member of; pass it sync=False, or the group it belongs to."

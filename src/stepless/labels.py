@@ -19,7 +19,7 @@ import numpy as np
 from stepless.averaging import evaluate
 from stepless.constraints import Constraint
 from stepless.counts import Counts, counts_of
-from stepless.sweep import Floats, Sweep, best_entry, score_counts, sweep
+from stepless.sweep import Floats, Sweep, best_entry, reachable, score_counts, sweep
 from stepless.tuning import Data, Job, Key, Tuning, best_cut, improves, infeasible
 
 _ROUNDS = 50  # a search ends when a round changes nothing, usually after a few
@@ -37,7 +37,7 @@ class LabelData(Data):
     def tune(self) -> Tuning:
         """One threshold for each label."""
         job = self.job
-        sweeps = tuple(sweep(self.x[:, j], self.y[:, j], self.w) for j in range(self.x.shape[1]))
+        sweeps = tuple(reachable(sweep(self.x[:, j], self.y[:, j], self.w)) for j in range(self.x.shape[1]))
         if job.average in ("macro", "weighted"):
             entries = [_tune_label(job, j, swept) for j, swept in enumerate(sweeps)]
         else:
@@ -105,7 +105,7 @@ class Joint:
     def common(self) -> tuple[Sweep, list[Floats]]:
         """The cuts that all labels share, and the job's metrics at each."""
         labels = self.x.shape[1]
-        flat = sweep(self.x.reshape(-1), self.truth.reshape(-1), np.repeat(self.weight, labels))
+        flat = reachable(sweep(self.x.reshape(-1), self.truth.reshape(-1), np.repeat(self.weight, labels)))
         if self.job.average == "micro":
             return flat, [score_counts(metric, flat.counts) for metric in self.job.metrics]
         order = np.argsort(-self.x, 1, kind="stable")
@@ -143,7 +143,10 @@ class Joint:
 
         known = total(1.0 * ~np.isnan(start), 1.0 * ~np.isnan(after) - ~np.isnan(before))
         summed = total(np.nan_to_num(start), np.nan_to_num(after) - np.nan_to_num(before))
-        return np.divide(summed, known, out=np.full_like(summed, math.nan), where=known > _ROUNDING)
+        found = np.divide(summed, known, out=np.full_like(summed, math.nan), where=known > _ROUNDING)
+        if scores[0] == np.inf:  # no cut is above it
+            found[0] = found[1]
+        return found
 
     def combine(self, entries: np.ndarray[Any, Any]) -> list[Floats]:
         """The job's metrics of combinations of cuts ``(combinations, labels)``."""

@@ -147,7 +147,9 @@ class MetricLoss(nn.Module):
             self.register_buffer("progress", torch.zeros(()), persistent=schedule is not None)
             self.register_buffer("multipliers", torch.ones(len(self.constraints)), persistent=bool(self.constraints))
             self.register_buffer("remembered", torch.zeros(0), persistent=memory is not None)
-        self.reducer, self._sync = make_reducer(sync, gradients), sync
+        self.reducer = make_reducer(sync, gradients)
+        # a group is the reducer's alone: it can be neither copied nor pickled
+        self._sync = sync if sync is None or isinstance(sync, bool) else "group"
         self._fuse()
         self._waiting = 0
 
@@ -206,7 +208,15 @@ class MetricLoss(nn.Module):
         In training mode the batch leaves its traces: multipliers and memory move, once.
         """
         if self.reducer is not None and self._syncs():
-            state = self.reducer(state)
+            state = self.reducer(state, self._follow)
+        return self._settled(state)
+
+    @torch.no_grad()
+    def _follow(self, state: State) -> None:
+        """Leave the traces of a batch that the other ranks have had."""
+        self._settled(state)
+
+    def _settled(self, state: State) -> Tensor:
         present = state
         if self.memory is not None and self.training:
             state = recall(state, self.remembered, lambda v: self.path.size(present.with_vector(v)["soft"]))
@@ -377,7 +387,7 @@ class MetricLoss(nn.Module):
                 warnings.warn(
                     f"{_PATIENCE} training batches without advance(): the schedule stands still. Call"
                     " loss_fn.advance(step / total_steps) in the training loop.",
-                    stacklevel=6,  # the caller of the loss
+                    stacklevel=7,  # the caller of the loss
                 )
 
     def _check_values(self, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> None:
@@ -493,7 +503,7 @@ def _check_blend(blend: Any, cross_entropy: str, schedule: Schedule | None) -> t
 
 def _full_precision(input: Tensor) -> Any:
     """Autocast off, because it would count in half precision; nothing at all where it is off already."""
-    if isinstance(input, Tensor) and torch.is_autocast_enabled(input.device.type):
+    if isinstance(input, Tensor) and not input.is_meta and torch.is_autocast_enabled(input.device.type):
         return torch.autocast(input.device.type, enabled=False)
     return nullcontext()
 
@@ -508,6 +518,9 @@ def metric_loss(
 ) -> Tensor:
     """The functional twin of `MetricLoss`, for everything that keeps no state.
 
+    Under ``torch.distributed`` it is in training where the input wants a gradient, and then the loss is that of all
+    ranks' batches together.
+
     Example:
         >>> logits = torch.tensor([2.0, -1.0, 0.5, -3.0])
         >>> metric_loss(logits, torch.tensor([1, 1, 0, 0]), "f1", step="identity")
@@ -516,4 +529,6 @@ def metric_loss(
     for stateful in ("schedule", "subject_to", "memory"):
         if settings.get(stateful) is not None:
             raise TypeError(f"{stateful} keeps state between batches; use MetricLoss({metric!r}, {stateful}=…).")
-    return MetricLoss(metric, **settings).eval()(input, target, sample_weight)
+    trains = torch.is_grad_enabled() and isinstance(input, Tensor) and input.requires_grad
+    asked = settings.get("sync") not in (None, False)
+    return MetricLoss(metric, **settings).train(trains or asked)(input, target, sample_weight)

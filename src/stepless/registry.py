@@ -43,7 +43,7 @@ class Registry(Mapping[str, T], Generic[T]):
         """Names that stand for something elsewhere, and cannot be registered here."""
         self._reserved.update(names)
 
-    def add(self, name: str, thing: T, aliases: tuple[str, ...] = ()) -> None:
+    def add(self, name: str, thing: T, aliases: Iterable[str] = ()) -> None:
         """Register ``thing``; a name or alias that is taken is an error, so nothing is replaced by accident."""
         if isinstance(aliases, str):
             raise TypeError(f"aliases must be a sequence of names, as in ({aliases!r},); got the text {aliases!r}.")
@@ -107,6 +107,13 @@ class Metric:
     source: str = field(default="", repr=False)
     worst: float | None = field(default=None, repr=False)
     options: tuple[tuple[str, Any], ...] = ()
+    #: Whether its score is NaN where it is undefined. A field, because torch.compile takes a bool for a constant, and
+    #: makes a variable of an option that is a number.
+    marks_undefined: bool = field(init=False, repr=False, compare=False, default=False)
+
+    def __post_init__(self) -> None:
+        mark = self.option("zero_division")
+        object.__setattr__(self, "marks_undefined", isinstance(mark, float) and mark != mark)  # noqa: PLR0124 - NaN
 
     def __call__(self, *counts: Array) -> Array:
         return self.function(*counts, **dict(self.options))
@@ -128,6 +135,8 @@ class Metric:
 
     def bind(self, **options: Any) -> Metric:
         """The same metric with options fixed, as in ``METRICS["f_beta"].bind(beta=2)``."""
+        if not options:
+            return self
         known = self.defaults
         for name in options:
             if name not in known:

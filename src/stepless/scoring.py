@@ -63,7 +63,7 @@ class Path:
         """
         if self.unit != "batch":
             # where no unit has a score, there is none: NaN for a metric that says so of what is undefined, otherwise 0
-            empty = [math.nan if math.isnan(metric.option("zero_division") or 0.0) else 0.0 for metric in metrics]
+            empty = [math.nan if metric.marks_undefined else 0.0 for metric in metrics]
             pairs = sums.reshape(*sums.shape[:-1], len(metrics), -1, 2)  # one for each threshold
             return tuple(ratio(pairs[..., i, :, 0], pairs[..., i, :, 1], zero).mean(-1) for i, zero in enumerate(empty))
         unit = (..., 0, slice(None)) if self.average == "none" else (..., 0)

@@ -69,6 +69,13 @@ def sweep(scores: Floats, target: Floats, weight: Floats | None = None) -> Sweep
     return Sweep(ordered[last], Counts(tp, fp, tp[-1] - tp, fp[-1] - fp))
 
 
+def reachable(swept: Sweep) -> Sweep:
+    """The sweep as thresholds can decide: where the highest score is inf, none says no to it."""
+    if len(swept.scores) == 0 or swept.scores[0] != np.inf:
+        return swept
+    return Sweep(swept.scores, Counts(*(np.concatenate([cell[1:2], cell[1:]]) for cell in swept.counts)))
+
+
 def midpoints(lower: Floats, upper: Floats) -> Floats:
     """Numbers between two scores that decide as ``upper`` does even after rounding to the scores' own precision."""
     with np.errstate(invalid="ignore"):  # −inf and inf have no middle

@@ -16,7 +16,7 @@ from stepless.offsets import ClassData
 from stepless.ranking import find_ranking
 from stepless.registry import Metric
 from stepless.scoring import make_path
-from stepless.sweep import Floats, score_counts, sweep
+from stepless.sweep import Floats, reachable, score_counts, sweep
 from stepless.tuning import Data, Job, Tuning, best_cut
 
 ScoreInputs = Literal["scores", "probabilities", "logits"]
@@ -193,7 +193,7 @@ class BinaryData(Data):
         if not ((self.y > 0).any() and (self.y < 1).any()):
             only = int(bool((self.y > 0).any()))
             raise ValueError(f"the target has one class only ({only}): no threshold can be told from another.")
-        swept, job = sweep(self.x, self.y, self.w), self.job
+        swept, job = reachable(sweep(self.x, self.y, self.w)), self.job
         entry = best_cut(job, swept, swept.counts)
         counts = Counts(*(float(c[entry]) for c in swept.counts))
         value = float(score_counts(job.metric, Counts(*map(np.float64, counts))))
