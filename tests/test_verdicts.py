@@ -36,7 +36,7 @@ def test_no_keeps_cross_entropy_and_its_threshold():
     winner, said = verdict(entry("metric", 0.615, 0.003), BASE, entry("automatic", 0.6, -0.012))
     assert winner == BASELINE
     assert said.startswith("no: keep cross-entropy and a threshold of 0.23 (f1 0.612, 0.592 to 0.632); of the others,")
-    assert "trained on the metric differs by +0.003 (0.002 to 0.004)" in said
+    assert "trained on the metric is better by 0.003 (0.002 to 0.004)" in said
     assert said.endswith("with a probability of less than 1 %.")
 
 
@@ -65,7 +65,7 @@ def test_yes_is_not_said_for_the_training_where_others_come_as_far():
 def test_cannot_tell_keeps_the_simpler_way():
     winner, said = verdict(entry("metric", 0.64, 0.03, spread=0.1), BASE)
     assert winner == BASELINE
-    assert said.startswith("cannot tell: trained on the metric differs by +0.030 (−")
+    assert said.startswith("cannot tell: trained on the metric is better by 0.030 (−")
     assert said.endswith("keep cross-entropy and a threshold of 0.23 (f1 0.612, 0.592 to 0.632).")
 
 
@@ -73,7 +73,7 @@ def test_cannot_tell_says_why_equal_folds_are_no_evidence():
     alike = entry("metric", 0.612, 1e-9, spread=0.1)
     said = verdict(alike, BASE, doubts={"metric": "a fold has as few as 1 row of the rarest class"})[1]
     assert said.startswith(
-        "cannot tell: trained on the metric differs by +0.000 in every fold, which is no evidence, as a fold has as few"
+        "cannot tell: trained on the metric is the same in every fold, which is no evidence, as a fold has as few"
         " as 1 row of the rarest class; until the data can tell, keep cross-entropy and a threshold of 0.23 ("
     )
     assert verdict(entry("metric", 0.612, 0.0, spread=0.0), BASE)[1].startswith("no: keep")

@@ -87,15 +87,18 @@ def find_cautions(
     parts = int(folds.max()) + 1
     asked = parts if asked is None else asked
     written = {i: text for i, c in enumerate(columns) if (text := _formatted(table, i, c)) is not None}
+    vast = [i for i, c in enumerate(columns) if c.kind == "number" and _is_vast(table.column(i))]
+    told_apart = [c for i, c in enumerate(columns) if i not in vast]
     found = [
         *_lowered_folds(target, task, names, parts, asked, grouped=grouped),
         *_few_folds(folds.shape[0] * parts, lowered=parts < asked),
         *_few_rows(target, task, names, parts),
         *_absent_classes(target, task, names, folds),
-        *_constant_columns(columns, table.rows),
+        *_constant_columns(told_apart, table.rows),
+        *_vast_columns([columns[i].name for i in vast]),
         *_target_columns(table, columns, target, task, names),
         *_formatted_columns(columns, written),
-        *([] if grouped else _group_columns(table, columns, written)),
+        *([] if grouped else _group_columns(table, columns, {*written, *vast})),
     ]
     return found + _equal_rows(table, target, folds)
 
@@ -156,6 +159,22 @@ def _absent_classes(
         f"{name} is missing from {n} of {folds.shape[0] * parts} test folds, whose scores say nothing about it: a"
         " metric that is 0/0 there counts as 0, and lowers the mean. Lower folds, or give more of its rows."
         for name, n in list(absent.items())[:_SHOWN]
+    ]
+
+
+def _is_vast(values: NDArray[Any]) -> bool:
+    """Whether a column of whole numbers has some that differ by less than float64 can tell."""
+    known = values[~np.isnan(values)]
+    return len(known) > 0 and bool((np.abs(known) >= 2.0**53).any()) and bool((known % 1 == 0).all())
+
+
+def _vast_columns(names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    them = "it" if len(names) == 1 else "them"
+    return [
+        f"{_listed(names, 'holds', 'hold')} whole numbers of 16 digits and more, of which only the first can be told"
+        f" apart. If they name something, drop {them}, or pass {them} as groups."
     ]
 
 

@@ -14,7 +14,15 @@ from stepless.cli_asked import CELLS, COMPARISON, REPORT, SETTINGS, Asked, in_op
 from stepless.comparison import compare
 from stepless.console import Watch, answers, as_json, clock, grid, note, say
 from stepless.contestants import CONTESTANTS, check_names
-from stepless.outcome import Outcome, Progress, format_metric, format_number, format_range, format_threshold
+from stepless.outcome import (
+    Outcome,
+    Progress,
+    difference_word,
+    format_metric,
+    format_number,
+    format_range,
+    format_threshold,
+)
 from stepless.table_files import Source, TableError
 
 
@@ -218,7 +226,16 @@ def _answer(outcome: Outcome, folder: Path, asked: Asked, *, json_too: bool) -> 
 
 def _table(outcome: Outcome) -> Any:
     cut = "offsets" if outcome.task == "multiclass" else "threshold"
-    heads = ("", "mean", "95 % interval", "difference", "better / same / worse", *outcome.constraints, cut, "fit")
+    heads = (
+        "",
+        "mean",
+        "95 % interval",
+        difference_word(outcome),
+        "better / same / worse",
+        *outcome.constraints,
+        cut,
+        "fit",
+    )
     rows = []
     for entry in outcome.entries:
         if entry.failed is not None:

@@ -90,9 +90,11 @@ def read_problem(
         drop: Columns to leave out.
         task: What the user says it is.
     """
-    # the target is read as it is written: 01 is not 1, and true is not 1 either; and what is dropped may be anything
-    plain = [name for part in (target, *drop) for name in (part, *parts(part)) if name not in (weight, groups)]
-    table = load_table(source, as_text=plain)
+    # the target and groups are read as they are written: 01 is not 1, true is not 1 either, and of long numbers every
+    # digit counts; what is dropped may be anything
+    plain = [name for part in (target, groups or target) for name in (part, *parts(part)) if name != weight]
+    unread = [name for part in drop for name in (part, *parts(part)) if name not in (*plain, weight)]
+    table = load_table(source, as_text=[*plain, *unread], unread=unread)
     targets = [target] if target in table.columns else parts(target)
     for name in targets or [target]:  # of a comma alone there are none
         table.column(name, "for the target")
@@ -101,6 +103,8 @@ def read_problem(
     dropped = [name for part in drop for name in ([part] if part in table.columns else parts(part))]
     for name in dropped:
         table.column(name, "to drop")
+        if name in targets:
+            raise TableError(f"the column {name!r} cannot be the target and dropped as well.")
     for other, what in ((weight, "weights"), (groups, "groups")):
         if other is not None:
             table.column(other, f"for the {what}")

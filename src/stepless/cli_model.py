@@ -187,6 +187,8 @@ def run_predict(
     clash = [name for name in keep if name in names]
     if clash:
         raise TableError(f"the column {clash[0]!r} is called as one of the predictions; it cannot be kept beside them.")
+    if out not in (None, "-") and source.path != "-" and _is_same(out, source.path):
+        raise TableError(f"--out {out} is the table itself, which the predictions would replace; name another file.")
     done = 0
     with _written(out) as file, nullcontext() if quiet else Watch("rows") as watch:
         writer = csv.writer(file, lineterminator="\n")
@@ -226,6 +228,13 @@ def _predictions(model: Model, chunk: Chunk) -> list[list[Any]]:
     if model.task == "multiclass":
         return [*columns, model.labels_of(decided).tolist()]
     return [part for pair in zip(columns, decided.astype(int).T.tolist(), strict=True) for part in pair]
+
+
+def _is_same(one: Any, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:  # one of them is not there
+        return False
 
 
 @contextmanager

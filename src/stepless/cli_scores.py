@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
@@ -208,7 +209,7 @@ def _entry(thing: Any) -> dict[str, Any]:
         "of": {"class": "one class", "joint": "all classes", "matrix": "the whole matrix"}.get(
             getattr(thing, "kind", ""), "the ranking of scores; for losses, not for decisions"
         ),
-        "options": dict(thing.defaults),
+        "options": {k: "required" if v is inspect.Parameter.empty else v for k, v in thing.defaults.items()},
         "aliases": [alias for alias, stands_for in registry.aliases.items() if stands_for == thing.name],
         "source": thing.source,
     }

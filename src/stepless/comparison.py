@@ -20,12 +20,12 @@ from stepless.comparison_input import (
     read_rows,
     read_weight,
 )
-from stepless.constraints import parse_constraints
+from stepless.constraints import Constraint, parse_constraints
 from stepless.contestants import BASELINE, CONTESTANTS, Aim, choose_contestants
 from stepless.fingerprints import fingerprint, written
 from stepless.grid import Backend, Work, run_grid
 from stepless.model import library_versions
-from stepless.outcome import Outcome, Progress, format_metric
+from stepless.outcome import Entry, Outcome, Progress, format_metric, format_number
 from stepless.progress_bars import progress_bar
 from stepless.results import Results, choose_rope, unmet
 from stepless.rules import Rule
@@ -157,6 +157,7 @@ def compare(
     doubts = {r.contestant.key: why for r in able if (why := r.doubt(base, resolved, fewest)) is not None}
     scored = format_metric(resolved.name, metric_options)
     winner, verdict = reach_verdict(entries, BASELINE, rope, scored, rule.task, broken, doubts)
+    verdict += _short_of(constraints, next(entry for entry in entries if entry.key == winner))
     if rule.task == "binary":  # the same figures mean another thing where the other class is the positive one
         verdict += f" The positive class is {positive!r}, {100 * target.mean():.3g} % of the rows."
     return Outcome(
@@ -186,6 +187,16 @@ def compare(
         seconds=time.perf_counter() - start,
         versions=versions,
         name=name,
+        resolved=resolved,
+    )
+
+
+def _short_of(constraints: Sequence[Constraint], shipped: Entry) -> str:
+    """What the verdict adds where the model it recommends does not meet the constraints in the mean."""
+    return "".join(
+        f" Its {constraint.metric.name} on rows not seen is {format_number(value)}, short of {constraint}."
+        for constraint, value in zip(constraints, shipped.constraints, strict=False)  # none where it failed
+        if constraint.violation(value) > 0
     )
 
 

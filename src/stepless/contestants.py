@@ -23,6 +23,7 @@ from stepless.estimator import MetricClassifier
 from stepless.frames import read_table
 from stepless.predicting import Predicting
 from stepless.preprocessing import fit_features
+from stepless.rules import positive_class
 from stepless.tasks import Task
 
 BASELINE = "cross_entropy_tuned"
@@ -163,6 +164,10 @@ def _oversampled(estimator: Predicting, X: Any, y: Any, sample_weight: Any) -> P
     smallest = int(np.unique(np.asarray(y), return_counts=True)[1].min())
     if smallest < 2:
         raise ValueError("SMOTE draws rows between two of a class; one class has a single row.")
+    classes = np.unique(np.asarray(y))
+    if len(classes) == 2:  # of the user's rows, because afterwards no class is rarer
+        positive = positive_class(classes, np.asarray(y), estimator.get_params()["pos_label"])
+        estimator.set_params(pos_label=classes.tolist()[positive])
     seed: Any = estimator.get_params()["random_state"]
     sampler = SMOTE(k_neighbors=min(5, smallest - 1), random_state=seed)
     matrix, target = sampler.fit_resample(features.matrix(table), np.asarray(y))

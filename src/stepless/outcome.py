@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,6 +148,7 @@ class Outcome:
         seconds: What the comparison took.
         versions: Of the libraries that computed.
         name: Of the data.
+        resolved: The metric itself; None where the outcome comes from a file, which holds no functions.
     """
 
     metric: str
@@ -176,6 +177,11 @@ class Outcome:
     seconds: float
     versions: dict[str, str]
     name: str
+    resolved: Any = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the metric itself, which may be a function that cannot be pickled."""
+        return {**self.__dict__, "resolved": None}
 
     def entry(self, key: str) -> Entry:
         """The contestant of a key."""
@@ -203,7 +209,8 @@ class Outcome:
         Args:
             arrays: Whether to hold what is as long as the data too: target, weights and probabilities.
         """
-        held = {f.name: getattr(self, f.name) for f in fields(self) if arrays or f.name not in ("target", "weight")}
+        left_out = {"resolved", *(() if arrays else ("target", "weight"))}
+        held = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         held["entries"] = [
             {f.name: getattr(e, f.name) for f in fields(e) if arrays or f.name not in ("probabilities", "raw")}
             for e in self.entries
@@ -234,7 +241,7 @@ class Outcome:
             raise ValueError(f"{path} must be a comparison that to_json wrote; it is not JSON: {error}.") from None
         if not isinstance(held, dict) or held.get("format") != FORMAT:
             raise ValueError(f"{path} must be a comparison that to_json wrote; its format is not {FORMAT!r}.")
-        names = {f.name for f in fields(cls)}
+        names = {f.name for f in fields(cls)} - {"resolved"}
         missing = sorted(names - set(held))
         if missing:
             raise ValueError(f"{path} must hold a whole comparison; it lacks {', '.join(missing)}.")
@@ -348,9 +355,14 @@ def _row(entry: Entry, constraints: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
+def difference_word(outcome: Outcome) -> str:
+    """What the differences from the baseline are called: more of them is better, though less of the metric may be."""
+    return "difference" if outcome.maximize else "gain"
+
+
 def _text_table(outcome: Outcome) -> list[str]:
     metric = format_metric(outcome.metric, outcome.metric_options)[:40]
-    head = ("contestant", metric, "95 %", "difference", "better", *outcome.constraints, "threshold", "fit")
+    head = ("contestant", metric, "95 %", difference_word(outcome), "better", *outcome.constraints, "threshold", "fit")
     rows = [head]
     for entry in outcome.entries:
         if entry.failed is not None:

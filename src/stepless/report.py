@@ -18,7 +18,7 @@ from string import Template
 
 import numpy as np
 
-from stepless.outcome import Entry, Outcome, format_number, format_range, format_threshold
+from stepless.outcome import Entry, Outcome, difference_word, format_number, format_range, format_threshold
 from stepless.report_data import class_names, metric_name, page_data, short, shown
 from stepless.report_formulas import PRELUDE
 
@@ -142,7 +142,7 @@ def _tiles(outcome: Outcome) -> str:
     if gap is not None:
         parts = ((gap.better, "better"), (gap.same, "same"), (gap.worse, "worse"))
         odds = ", ".join(f"{format_number(100 * share, 0)} % {word}" for share, word in parts)
-        tiles.append(_tile("difference", format_number(gap.mean, 3, sign=True), odds))
+        tiles.append(_tile(difference_word(outcome), format_number(gap.mean, 3, sign=True), odds))
     if winner is not None and winner.threshold is not None:
         kind = {"binary": "threshold", "multilabel": "thresholds", "multiclass": "class offsets"}[outcome.task]
         tiles.append(_tile(f"{kind} to ship", format_threshold(winner.threshold, 3), "median over the folds"))
@@ -175,7 +175,15 @@ def _comparison_note(outcome: Outcome) -> str:
 def _table(outcome: Outcome) -> str:
     metric = escape(metric_name(outcome))
     kind = "offsets" if outcome.task == "multiclass" else "threshold"
-    heads = ("contestant", metric, "95 % interval", "difference", "better / same / worse", kind, "fit of a fold")
+    heads = (
+        "contestant",
+        metric,
+        "95 % interval",
+        difference_word(outcome),
+        "better / same / worse",
+        kind,
+        "fit of a fold",
+    )
     numeric = (False, True, True, True, False, True, True)
     head = "".join(
         f'<th scope="col"{" class=number" if n else ""}>{title}</th>' for title, n in zip(heads, numeric, strict=True)

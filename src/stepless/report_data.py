@@ -120,7 +120,9 @@ def class_names(outcome: Outcome) -> list[str]:
 
 
 def chosen_metric(outcome: Outcome) -> Metric | None:
-    """The metric of the comparison; None where it is no formula of the counts that its name tells."""
+    """The metric of the comparison; None where it is a function, and the outcome comes from a file."""
+    if outcome.resolved is not None:
+        return outcome.resolved
     try:
         named = outcome.metric.strip() in METRICS
         return resolve(outcome.metric, maximize=None if named else outcome.maximize, **outcome.metric_options)

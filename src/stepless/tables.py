@@ -6,7 +6,7 @@ predict, as what the model was trained on. A file of text is therefore read twic
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,18 +122,22 @@ class Loaded:
         return kind == "category" or bool((np.abs(np.diff(values)) == 1).all())
 
 
-def load_table(source: Source, as_text: Sequence[str] = ()) -> Loaded:
+def load_table(source: Source, as_text: Sequence[str] = (), unread: Collection[str] = ()) -> Loaded:
     """Read a whole table.
 
     Args:
         source: The file.
         as_text: Columns that are categories whatever they hold, if the file has them.
+        unread: Columns of Parquet whose values nobody wants: they may be of types that a table has not.
     """
     if source.is_parquet:
         names = _parquet_names(source)
-        apart = [name for name in names if name in as_text]
-        others = [name for name in names if name not in as_text]
+        apart = [name for name in names if name in as_text and name not in unread]
+        others = [name for name in names if name not in as_text and name not in unread]
         parts = [{**plain, **text} for _, plain, text in _batches(source, others, apart)]
+        for part in parts:
+            rows = len(next(iter(part.values())))
+            part.update({name: np.full(rows, None, object) for name in names if name in unread})
         found = {name: np.concatenate([part[name] for part in parts]) for name in (names if parts else ())}
         return _loaded(source, found, {})
     guesses = _guess(source, as_text)

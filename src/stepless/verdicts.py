@@ -56,13 +56,13 @@ def reach_verdict(
         return base.key, f"cannot tell: {_why_none(entries, base, broken)}; keep {kept}."
     likeliest, gap = max(others, key=lambda pair: (pair[1].better, pair[1].mean))
     measured = (
-        f"{likeliest.name} differs by {format_number(gap.mean, sign=True)} ({format_range(gap.interval)}) and is better"
-        f" by more than {rope:.2g} with a probability of {_percent(gap.better)}"
+        f"{likeliest.name} is {_by(gap.mean)} ({format_range(gap.interval)}), and better by more than {rope:.2g} with a"
+        f" probability of {_percent(gap.better)}"
     )
     if gap.better <= 1 - _SURE:
         return base.key, f"no: keep {kept}; of the others, {measured}."
     if likeliest.key in doubts:
-        alike = f"{likeliest.name} differs by {format_number(gap.mean, sign=True)} in every fold, which is no evidence"
+        alike = f"{likeliest.name} is {_by(gap.mean)} in every fold, which is no evidence"
         return base.key, f"cannot tell: {alike}, as {doubts[likeliest.key]}; until the data can tell, keep {kept}."
     return base.key, f"cannot tell: {measured}; until more rows can tell, keep {kept}."
 
@@ -118,6 +118,12 @@ def _way(base: Entry, task: str) -> str:
             return "cross-entropy and a threshold on which the folds do not agree"
         return f"cross-entropy and a threshold {'that' if shown.startswith('calls') else 'of'} {shown}"
     return f"cross-entropy and {'its class offsets' if task == 'multiclass' else 'a threshold for each label'}"
+
+
+def _by(gain: float) -> str:
+    """In words, because of metrics of which less is better a sign would say the opposite."""
+    shown = format_number(abs(gain))
+    return f"{'worse' if gain < 0 else 'better'} by {shown}" if float(shown) else "the same"
 
 
 def _percent(probability: float) -> str:

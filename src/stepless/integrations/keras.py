@@ -81,9 +81,11 @@ class MetricLoss(keras.losses.Loss):
             y_pred, y_true = ops.convert_to_tensor(y_pred), ops.convert_to_tensor(y_true)
             y_true, y_pred = self._matched(y_true, y_pred)
             entries = len(y_pred.shape) - (self._loss.of.path.task != "binary")
-            weight = None if sample_weight is None else _one_an_entry(ops.cast(sample_weight, y_pred.dtype), entries)
+            # weights of any size: half precision would make 0 or infinity of some
+            wide = keras.backend.result_type(y_pred.dtype, "float32")
+            weight = None if sample_weight is None else _one_an_entry(ops.cast(sample_weight, wide), entries)
             if mask is not None:
-                weight = _masked(weight, _one_an_entry(ops.cast(mask, y_pred.dtype), entries))
+                weight = _masked(weight, _one_an_entry(ops.cast(mask, wide), entries))
             weighed = None if weight is None else KerasArray(weight)
             return self._loss(KerasArray(y_pred), KerasArray(y_true), weighed, axis=self.axis).value
 

@@ -133,6 +133,12 @@ class TrainerLoss(TrainerCallback):
             if pair and self._plan.inputs == "logits":
                 return scores[..., 1] - scores[..., 0]
             return scores[..., 1] if pair else scores
+        if scores.dim() > 2 and scores.shape == labels.shape:
+            raise ValueError(
+                f"labels of several tokens must be one class each, shape {tuple(scores.shape[:-1])}; got"
+                f" {tuple(labels.shape)}, several labels or probabilities a token. Move their last axis to dimension 1,"
+                " logits and labels alike, and call stepless.MetricLoss yourself."
+            )
         tokens = self._plan.task == "multiclass" and scores.shape[:-1] == labels.shape
         return scores.movedim(-1, 1) if tokens else scores
 
