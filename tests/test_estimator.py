@@ -207,7 +207,7 @@ def test_it_learns_what_it_is_asked_for(binary):
     model = sl.MetricClassifier(random_state=0, n_members=3).fit(X[:400], y[:400])
     assert model.score(X[400:], y[400:]) > 0.6
     assert model.best_candidate_ == "stack"
-    assert [*model.weights_] == ["cross_entropy", "mixture", "linear", "trees", "cost_trees"]
+    assert [*model.weights_] == ["cross_entropy", "mixture", "linear", "trees", "sampled_trees", "cost_trees"]
     assert sum(model.weights_.values()) == pytest.approx(1)
     best = sl.MetricClassifier(combine="best", threshold="auto", random_state=0, n_members=3).fit(X[:400], y[:400])
     assert best.best_score_ == max(option.score for option in best.options_)

@@ -20,9 +20,15 @@ def few(**settings):
 
 def test_all_who_suit_the_table(table):
     X, y = table
-    assert [*few().fit(X, y).weights_] == ["cross_entropy", "mixture", "linear", "trees", "cost_trees"]
+    assert [*few().fit(X, y).weights_] == ["cross_entropy", "mixture", "linear", "trees", "sampled_trees", "cost_trees"]
     assert [*few().fit(X[:40], y[:40]).weights_] == ["cross_entropy", "mixture", "linear"]
-    assert [*few(subject_to="precision >= 0.2").fit(X, y).weights_] == ["cross_entropy", "mixture", "linear", "trees"]
+    assert [*few(subject_to="precision >= 0.2").fit(X, y).weights_] == [
+        "cross_entropy",
+        "mixture",
+        "linear",
+        "trees",
+        "sampled_trees",
+    ]
 
 
 def test_without_lightgbm_they_are_fewer_unless_it_was_asked_for(table, monkeypatch):
@@ -44,7 +50,9 @@ def test_networks_alone_go_on(table):
 def test_labels_have_no_trees():
     X, y = make_multilabel_classification(80, 4, n_classes=3, random_state=0)
     assert [*few().fit(X, y).weights_] == ["cross_entropy", "mixture", "linear"]
-    with pytest.raises(ValueError, match="trees take one label a row; leave 'trees' and 'cost_trees' out"):
+    with pytest.raises(
+        ValueError, match="trees take one label a row; leave 'trees', 'sampled_trees', 'cost_trees' out"
+    ):
         few(candidates=("cross_entropy", "trees")).fit(X, y)
 
 
@@ -60,4 +68,4 @@ def test_saved_and_loaded_with_trees(table, tmp_path):
 def test_trees_that_have_nothing_to_split_take_no_part():
     X, y = np.column_stack([np.ones(300), np.full(300, np.nan)]), np.arange(300) % 3 == 0
     model = sl.MetricClassifier("f1", epochs=2, random_state=0).fit(X, y)
-    assert not {"trees", "cost_trees"} & set(model.weights_)
+    assert not {"trees", "sampled_trees", "cost_trees"} & set(model.weights_)

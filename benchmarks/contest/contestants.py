@@ -172,7 +172,10 @@ PARTS: dict[str, Contestant] = {
     "MetricClassifier, networks alone": ours(sl.MetricClassifier, candidates=("cross_entropy", "mixture")),
     "MetricClassifier, without trees": ours(sl.MetricClassifier, candidates=("cross_entropy", "mixture", "linear")),
     "MetricClassifier, without the metric's losses": ours(
-        sl.MetricClassifier, candidates=("cross_entropy", "linear", "trees")
+        sl.MetricClassifier, candidates=("cross_entropy", "linear", "trees", "sampled_trees")
+    ),
+    "MetricClassifier, without sampled trees": ours(
+        sl.MetricClassifier, candidates=("cross_entropy", "mixture", "linear", "trees", "cost_trees")
     ),
     "MetricClassifier, the best instead of all": ours(sl.MetricClassifier, combine="best"),
     "MetricClassifier, always at ½": ours(sl.MetricClassifier, threshold="half"),

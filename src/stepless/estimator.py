@@ -96,10 +96,10 @@ class MetricClassifier(Predicting):
             numbers of inputs and outputs.
         hidden: The widths of an mlp's layers.
         candidates: Who takes part, some of `stepless.lineup.NAMES`: losses of the networks (``"cross_entropy"``,
-            ``"mixture"``, ``"metric"``, ``"blend"``, ``"cost_weighted"``), ``"linear"``, ``"trees"`` and
-            ``"cost_trees"``. None for those that suit the table. One that does not go with the metric is left out
-            (costs have no samples average). Networks alone take part with ``warm_start``, from the first fit on, in
-            `partial_fit`, and where ``model`` is a factory.
+            ``"mixture"``, ``"metric"``, ``"blend"``, ``"cost_weighted"``), ``"linear"``, ``"trees"``,
+            ``"sampled_trees"`` (of a part of the rows and columns each) and ``"cost_trees"``. None for those that suit
+            the table. One that does not go with the metric is left out (costs have no samples average). Networks alone
+            take part with ``warm_start``, from the first fit on, in `partial_fit`, and where ``model`` is a factory.
         combine: ``"stack"`` for the mean of all, weighted so that held-out rows are most likely; ``"best"`` for the one
             with the best metric on held-out rows, or their plain average where that is better.
         threshold: ``"expected"`` for the threshold (multiclass: offsets) that is best if every held-out row is of a

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from stepless.costs import Costs, Form
 from stepless.growing import grow
+from stepless.logistic import fit_logistic
 from stepless.nets import Architecture
 from stepless.portfolio import CANDIDATES, Ensemble, Goal, Rows, fit_ensembles
 from stepless.rules import Rule
@@ -24,10 +25,18 @@ from stepless.sharing import once
 from stepless.steppers import NothingToSplitError, Settings, library_module
 from stepless.training import Plan
 
-#: A linear model, trained on cross-entropy.
+#: A linear model, fitted to cross-entropy.
 LINEAR = "linear"
-#: Boosted trees, and what they are grown for.
-TREES: dict[str, Form] = {"trees": "cross_entropy", "cost_trees": "cost"}
+#: What trees see a part of, to differ from those that see all: of the rows and columns, and not too deep.
+_A_PART = {
+    "bagging_fraction": 0.8, "bagging_freq": 1, "feature_fraction": 0.7, "max_depth": 6, "lambda_l2": 3.0,
+}  # fmt: skip
+#: Boosted trees, what they are grown for, and LightGBM's parameters.
+TREES: dict[str, tuple[Form, dict[str, Any]]] = {
+    "trees": ("cross_entropy", {}),
+    "sampled_trees": ("cross_entropy", _A_PART),
+    "cost_trees": ("cost", {}),
+}
 #: Everything that can be asked for.
 NAMES = (*CANDIDATES, LINEAR, *TREES)
 
@@ -64,9 +73,10 @@ def lineup(names: Sequence[str] | None, rule: Rule, rows: int, *, networks_alone
     one_label = rule.task != "multilabel"
     if names is None:
         trees = tuple(TREES) if one_label and rows >= _FEWEST and find_spec("lightgbm") is not None else ()
-        names = (*_LOSSES, LINEAR, *trees)
+        # of several classes all trees see a part, and more of them would take long
+        names = (*_LOSSES, LINEAR, *(name for name in trees if rule.task == "binary" or name != "sampled_trees"))
     elif not one_label and set(names) & set(TREES):
-        raise ValueError("trees take one label a row; leave 'trees' and 'cost_trees' out of the candidates.")
+        raise ValueError(f"trees take one label a row; leave {', '.join(map(repr, TREES))} out of the candidates.")
     if rule.subject_to is not None:  # costs have no room for constraints, which the threshold meets
         names = [name for name in names if name != "cost_trees"]
     return tuple(name for name in names if name in CANDIDATES or not networks_alone)
@@ -90,7 +100,10 @@ def fit_others(
     ``columns`` is how many the table has, and the matrix may have more.
     """
     found = []
-    if LINEAR in names:
+    if LINEAR in names and goal.task == "binary":
+        data = (matrix, target, weight, *folds)
+        found.append(once(lambda: fit_logistic(LINEAR, matrix, target, weight, folds), (LINEAR, goal.task), data))
+    elif LINEAR in names:
         net = Architecture("linear", matrix.shape[1], goal.outputs)
         one = once(
             lambda: fit_ensembles(matrix, target, weight, goal, (_PLAIN,), net, plan, folds, seed, device=device),
@@ -102,8 +115,9 @@ def fit_others(
     for name in names:
         if name in TREES:
             library_module("lightgbm")
-            costs = Costs(rule.resolved, path.task, len(rule.classes), path.average, TREES[name])
-            settings = Settings("lightgbm", _ROUNDS, _RATE, {}, seed % 2**31, torch.get_num_threads(), columns)
+            form, params = TREES[name]
+            costs = Costs(rule.resolved, path.task, len(rule.classes), path.average, form)
+            settings = Settings("lightgbm", _ROUNDS, _RATE, params, seed % 2**31, torch.get_num_threads(), columns)
             watch: Any = "loss" if rule.subject_to is not None else "cut"
             try:
                 growth = grow(matrix, target, weight, costs, settings, [*folds], _PATIENCE, watch)
