@@ -189,6 +189,16 @@ def training():
     assert abs(again.evaluate(X, y, verbose=0) - model.evaluate(X, y, verbose=0)) < 1e-6
 
 
+def weights_of_any_size():
+    """Scores in half precision, whose weights would be 0 or infinity there."""
+    logits, target, _ = batch("binary")
+    half = keras.ops.cast(logits, "float16")
+    plain = float(MetricLoss("f1", from_logits=True)(target, half))
+    for size in (1e-8, 1e5):
+        weight = np.full(len(target), size, np.float32)
+        assert abs(float(MetricLoss("f1", from_logits=True)(target, half, weight)) - plain) < 1e-3, size
+
+
 def configs():
     logits, target, weight = batch("multilabel")
     for settings in (
@@ -205,7 +215,7 @@ def configs():
 
 
 if __name__ == "__main__":
-    checks = [values_and_gradients, shapes, masks, weights_of_pixels, masked_layers, configs]
+    checks = [values_and_gradients, shapes, masks, weights_of_pixels, masked_layers, weights_of_any_size, configs]
     for check in checks if BACKEND == "numpy" else [*checks, partial_batches, training]:
         check()
     print(f"all agree on {BACKEND}", file=sys.stdout)

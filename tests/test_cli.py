@@ -538,3 +538,54 @@ def test_ranks_share_a_fit():
     rows = [good(f"predict {name} new-rows.csv").stdout for name in ("one", "two")]
     first, second = ([float(r["probability"]) for r in csv.DictReader(io.StringIO(text))] for text in rows)
     np.testing.assert_allclose(first, second, atol=1e-5)
+
+
+def test_predictions_do_not_replace_the_table(tmp_path):
+    table = write_table(tmp_path / "rows.csv")
+    good(f"train {table} --target y --contestant cross_entropy --drop id --out {tmp_path / 'model'}")
+    before = table.read_bytes()
+    assert "is the table itself" in bad(f"predict {tmp_path / 'model'} {table} --out {table}")
+    assert table.read_bytes() == before
+
+
+def test_groups_of_long_numbers_stay_apart(tmp_path):
+    random = np.random.default_rng(0)
+    ids = [1400000000000000000 + 37 * (row // 3) for row in range(90)]
+    y = random.random(90) < 0.4
+    table = pa.table({"gid": ids, "x": random.normal(y * 1.0), "y": y.astype(int)})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    arrow_csv.write_csv(table, tmp_path / "rows.csv")
+    for name in ("rows.csv", "rows.parquet"):
+        said = bad(f"compare {tmp_path / name} --target y --groups gid --only cross_entropy --folds 31 --jobs 1")
+        assert "30 groups" in said
+        result = good(f"compare {tmp_path / name} --target y {QUICK} --out {tmp_path / name}.out")
+        assert "column 'gid' holds whole numbers of 16 digits and more" in " ".join(result.output.split())
+        assert "looks like the name of a group" not in result.output
+
+
+def test_what_is_dropped_may_be_of_any_type(tmp_path):
+    random = np.random.default_rng(0)
+    table = pa.table({"lists": [[1, 2]] * 60, "x": random.normal(size=60), "y": random.integers(0, 2, 60)})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    assert "column 'lists' holds list" in bad(f"compare {tmp_path / 'rows.parquet'} --target y {QUICK}")
+    good(f"compare {tmp_path / 'rows.parquet'} --target y --drop lists {QUICK} --out {tmp_path / 'out'}")
+    assert "the column 'y' cannot be the target and dropped" in bad(f"compare data.csv --target y --drop y {QUICK}")
+
+
+def test_required_options_of_a_metric_are_told():
+    assert "k=required" in good("metrics precision_at_k").output
+    assert json.loads(good("metrics precision_at_k --json").stdout)["options"]["k"] == "required"
+
+
+def test_a_gain_of_less_is_told_in_words(tmp_path):
+    said = " ".join(
+        good(["compare", "data.csv", "--target", "y", "--metric", "(5*fn + fp) / n", "--minimize", "--drop", "id",
+              *shlex.split(QUICK), "--out", str(tmp_path / "out")]).output.split()
+    )  # fmt: skip
+    assert "gain" in said
+    assert "differs by" not in said
+
+
+def test_a_zip_archive_is_called_one(tmp_path):
+    (tmp_path / "rows.csv").write_bytes(b"PK\x03\x04\x14\0\0\0")
+    assert "is a zip archive; unpack it" in bad(f"compare {tmp_path / 'rows.csv'} --target y")

@@ -96,6 +96,16 @@ def test_smote_trains_on_more_rows_and_refuses_weights():
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("key", ["smote", "cross_entropy"])
+def test_the_positive_class_is_that_of_the_rows_that_were_given(key):
+    """After SMOTE no class is rarer."""
+    pytest.importorskip("imblearn")
+    X, y = data()
+    fitted = fit_contestant(key, Aim("binary"), X, np.where(y == 1, "Ja", "Nein"))
+    assert fitted.pos_label_ == ("Ja" if y.mean() < 0.5 else "Nein")
+
+
+@pytest.mark.usefixtures("quick")
 def test_the_aim_reaches_the_estimator():
     X, y = data()
     aim = Aim("binary", "f_beta", {"beta": 2}, "precision >= 0.3", None, 0, seed=7)

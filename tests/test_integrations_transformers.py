@@ -186,6 +186,13 @@ def test_outputs_that_are_no_logits_are_refused():
             loss.compute_metrics(transformers.EvalPrediction(predictions, labels.numpy()))
 
 
+@pytest.mark.parametrize("task", ["multilabel", "multiclass"])
+def test_several_labels_a_token_are_refused(task):
+    loss = TrainerLoss(sl.MetricLoss("f1", task=task))
+    with pytest.raises(ValueError, match=r"one class each, shape \(2, 5\); got \(2, 5, 3\), several labels or prob"):
+        loss({"logits": torch.randn(2, 5, 3)}, torch.rand(2, 5, 3).softmax(-1))
+
+
 def test_label_smoothing_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"label_smoothing_factor=0\.1 .* has no effect on this loss\. Leave it at 0"):
         make_trainer("multiclass", tmp_path, label_smoothing_factor=0.1).train()

@@ -35,7 +35,7 @@ def same(one, other, X):
 def made(monkeypatch):
     """How many boosters and linear models were begun."""
     begun = []
-    for module, name in ((growing, "make_stepper"), (lineup, "fit_ensembles")):
+    for module, name in ((growing, "make_stepper"), (lineup, "fit_logistic")):
         original = getattr(module, name)
         monkeypatch.setattr(
             module,
@@ -85,7 +85,7 @@ def test_trees_of_cross_entropy_are_grown_once_and_those_of_a_metric_once_each(m
         assert made.count("make_stepper") == 3 * 5
         for metric in ("f1", "mcc"):
             network(metric).fit(X, y)
-        assert made.count("fit_ensembles") == 1
+        assert made.count("fit_logistic") == 1
 
 
 PAIRS = {

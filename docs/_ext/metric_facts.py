@@ -59,7 +59,7 @@ def at_nothing(metric: Metric) -> list[tuple[str, str]]:
     return [
         (where, number(value(metric, *cells)))
         for where, cells in EMPTY.items()
-        if term is None or _divides_by_zero(term, metric.kind == "joint", cells)
+        if (where == "no rows" if term is None else _divides_by_zero(term, metric.kind == "joint", cells))
     ]
 
 
@@ -98,21 +98,22 @@ def _unmoved(loss_fn: sl.MetricLoss, target: torch.Tensor) -> bool:
 
 
 def _steep(metric: Metric) -> bool:
-    def slope(tp: float) -> float:
-        cells = torch.tensor([tp, 1.0, 1.0 - tp, 2.0], dtype=torch.float64, requires_grad=True)
+    def slope(tp: float, fp: float) -> float:
+        cells = torch.tensor([tp, fp, 1.0 - tp, 2.0], dtype=torch.float64, requires_grad=True)
         (found,) = torch.autograd.grad(evaluate(metric, cells.reshape(1, 1, 1, 4), "binary", "macro"), cells)
         return float(found[0].abs())
 
-    return slope(1e-10) > 100 * slope(1e-4)
+    # where no hits are left among some alarms, and where no decisions are
+    return any(slope(1e-10, fp) > 100 * slope(1e-4, fp) for fp in (1.0, 0.0))
 
 
 def ranking_range(name: str, **options: Any) -> tuple[str, str]:
-    """The score of the worst order and that of the best one, of 20 rows in 1,000.
+    """The score of the worst order and that of the best one, of a positive row in 1,000.
 
     >>> ranking_range("auroc")
     ('0', '1')
     """
-    target = torch.arange(1000) < 20
+    target = torch.arange(1000) < 1
     worst, best = (float(sl.score(sign * target.double(), target, name, **options)) for sign in (-1.0, 1.0))
     return number(worst), number(best)
 

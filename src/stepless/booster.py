@@ -59,8 +59,8 @@ class MetricBooster(Predicting):
             class with the probability that it is calibrated to, which is steadier than the best on their few true
             labels; of two classes it leaves out at least 5 % of these rows, and says yes to some, so that it is never
             the same for everybody. ``"tuned"`` for the best on their labels (and for several classes without
-            ``calibrate``, and with constraints); ``"half"`` for ½ (the largest score); ``"auto"`` for the better of
-            the last two on held-out rows.
+            ``calibrate``, and with constraints); ``"half"`` for ½ (the largest score) before it is calibrated;
+            ``"auto"`` for the better of the last two on held-out rows.
         n_members: Boosters of each form, and so folds; 1 holds out a fifth of the rows once.
         n_estimators: Rounds, at most.
         learning_rate: How far each goes.

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from stepless.costs import Costs, Floats, Form
 from stepless.formula import resolve
+from stepless.ranking import find_ranking
 from stepless.registry import Metric
 from stepless.scoring import make_path
 from stepless.tasks import Task
@@ -268,9 +269,13 @@ def _costs(
     maximize: bool | None,
     options: dict[str, Any],
 ) -> Costs:
+    if find_ranking(metric) is not None:
+        raise ValueError(f"boosting is for metrics of decisions, and {metric!r} is one of the order of scores.")
     resolved = resolve(metric, maximize=maximize, **options)
-    if (classes is None) == (task == "multiclass"):
-        raise ValueError("classes= says how many classes a multiclass task has, and a binary task has two.")
+    if classes is None and task == "multiclass":
+        raise ValueError('task="multiclass" needs to know how many classes there are: pass classes=.')
+    if classes is not None and task != "multiclass":
+        raise ValueError('classes= is for task="multiclass"; a binary task has two.')
     path = make_path((resolved,), task=task, average=average)
     return Costs(resolved, path.task, classes or 2, path.average, form)
 

@@ -259,7 +259,7 @@ def _usual(classes: Sequence[str]) -> str | None:
 def weights_of(table: Loaded, name: str) -> Array:
     """A column of weights."""
     if table.columns[name].dtype == object:
-        raise TableError(f"{table.file}, column {name!r} holds text; weights are numbers.{_odd(table, name)}")
+        raise TableError(f"{table.file}, column {name!r} holds text; weights are numbers.{odd_cell(table, name)}")
     values = _complete(table, name)
     if (values < 0).any():
         row = int(np.flatnonzero(values < 0)[0])
@@ -269,7 +269,8 @@ def weights_of(table: Loaded, name: str) -> Array:
     return values
 
 
-def _odd(table: Loaded, name: str) -> str:
+def odd_cell(table: Loaded, name: str) -> str:
+    """A sentence on the first cell that is no number, where others are."""
     return f" Row {table.odd[name][0]} holds {shown(table.odd[name][1])}." if name in table.odd else ""
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepless.cli_asked import Asked
-from stepless.cli_data import classes_of, parts, positive_of, sorted_classes, weights_of, yes_no_of
+from stepless.cli_data import classes_of, odd_cell, parts, positive_of, sorted_classes, weights_of, yes_no_of
 from stepless.console import answers, as_json, grid, note, say
 from stepless.metrics import METRICS
 from stepless.outcome import format_number, format_range
@@ -97,7 +97,7 @@ def _named(table: Loaded, text: str, what: str) -> list[str]:
 def _scores(table: Loaded, name: str) -> Array:
     values = table.columns[name]
     if values.dtype == object:
-        raise TableError(f"{table.file}, column {name!r} holds text; scores are numbers.")
+        raise TableError(f"{table.file}, column {name!r} holds text; scores are numbers.{odd_cell(table, name)}")
     missing = np.isnan(values)
     if missing.any():
         row = int(np.flatnonzero(missing)[0]) + 1

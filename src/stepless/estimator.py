@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -106,9 +107,9 @@ class MetricClassifier(Predicting):
             class with the probability that it is calibrated to, which is steadier than the best on their few true
             labels; of two classes it leaves out at least 5 % of these rows, and says yes to some, so that it is never
             the same for everybody. ``"tuned"`` for the best on their labels, ``"half"`` for ½ (the largest
-            probability), ``"auto"`` for whichever of the two does better on held-out rows. For several classes or
-            labels without ``calibrate``, and for a samples average, ``"expected"`` is ``"auto"``; with constraints
-            both are ``"tuned"``.
+            probability) of what the members say before it is calibrated, ``"auto"`` for whichever of the two does
+            better on held-out rows. For several classes or labels without ``calibrate``, and for a samples average,
+            ``"expected"`` is ``"auto"``; with constraints both are ``"tuned"``.
         n_members: Members of each kind, and so folds; 1 holds out a fifth of the rows once.
         average: Multiclass and multilabel: ``"macro"`` (default), ``"micro"``, ``"weighted"``, or ``"samples"``.
         subject_to: Constraints, as in ``"precision >= 0.9"``.
@@ -238,6 +239,13 @@ class MetricClassifier(Predicting):
             sample_weight: One weight a row.
         """
         last = self._before("partial_fit goes")
+        left = {name: share for name, share in getattr(self, "weights_", {}).items() if name not in CANDIDATES}
+        if left:
+            warnings.warn(
+                f"partial_fit goes on with networks alone: {', '.join(left)}, which have {sum(left.values()):.0%} of"
+                " the weight, are left out from here on. Fit anew on all rows to keep them.",
+                stacklevel=2,
+            )
         known = last.rule.classes if last is not None and last.rule.task != "multilabel" else classes
         table, target, weight, rule = self._read(X, y, sample_weight, known)
         if last is not None:

@@ -206,6 +206,8 @@ class Rows:
     def _lines(self) -> Iterator[str]:
         for line in iter(partial(self._text.readline, _LONGEST_LINE), ""):
             self._line += 1
+            if self._line == 1 and line.startswith("PK\x03\x04"):
+                raise TableError(f"{self.source.name} is a zip archive; unpack it, or compress the table with gzip.")
             if "\0" in line:
                 raise self._stray(line, line.index("\0"), "a NUL byte", "Remove it, or save the table as text anew.")
             if not line.isascii() and self._lenient and (found := _STRAY.search(line)):

@@ -71,7 +71,7 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         refit: Fit on all of the data in the end; False keeps the one model of a ``cv`` that splits once.
         nested: How `nested_score_` is had: ``"cross-fit"``, ``"full"``, or None for not at all.
         metric_options: Options of the metric, as in ``{"beta": 2}``, or ``{"maximize": False}`` for a formula.
-        random_state: Seed of the split, which is not shuffled without it, and of the search for class offsets.
+        random_state: Seed of the split, whose folds are not shuffled without it, and of the search for class offsets.
         n_jobs: How many folds are fitted at a time.
 
     Attributes:

@@ -46,6 +46,11 @@ class MetricCallback(Callback):
 
     def count(self, loss_fn: MetricLoss, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> None:
         """Add a batch to the epoch's score of a loss."""
+        if loss_fn not in self._losses:
+            raise ValueError(
+                "the callback counts for the losses of the module; make this one an attribute of it, as in"
+                " self.loss_fn = MetricLoss(…)."
+            )
         scores, name = self._scores[self._stage], self._losses[loss_fn]
         # a module may pass over a NaN loss and train on; and to look at the values of every batch would wait for the
         # device, so in training the first batch of an epoch stands for the others

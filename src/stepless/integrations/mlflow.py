@@ -56,7 +56,15 @@ def log(outcome: Outcome, model: Any = None, *, name: str = "model", **options: 
         params = {field: getattr(outcome, field) for field in _PARAMS}
         params |= {field: getattr(outcome, field) for field in _OPTIONAL if getattr(outcome, field) is not None}
         params |= {f"metric.{option}": value for option, value in outcome.metric_options.items()}
-        mlflow.log_params({field: str(value)[:_LONGEST_PARAM] for field, value in params.items()})
+        try:
+            mlflow.log_params({field: str(value)[:_LONGEST_PARAM] for field, value in params.items()})
+        except mlflow.MlflowException as error:
+            if "Changing param values" not in str(error):
+                raise
+            raise ValueError(
+                "the active run holds another comparison already, and a run has one; end it, or log this one in"
+                " mlflow.start_run(nested=True)."
+            ) from None
         mlflow.set_tags(
             {"stepless.verdict": outcome.verdict[:_LONGEST_TAG], "stepless.version": library_versions()["stepless"]}
         )
@@ -123,6 +131,8 @@ class Served:
         if params:
             raise ValueError(f"a model decides at its own threshold and takes no parameters; got {', '.join(params)}.")
         estimator, model = self.estimator, self.estimator.model_
+        if isinstance(model_input, dict | list) and model.features.names is not None:
+            model_input = pd.DataFrame(model_input)
         probabilities = estimator.predict_proba(model_input)
         decided = model.decide_of(model.decision_of(probabilities))
         labels = model.labels_of(decided)
