@@ -333,7 +333,12 @@ def test_params_reach_the_library(binary):
         ({"library": "sklearn"}, ValueError, "library must be one of 'lightgbm', 'xgboost', 'catboost'; got 'sklearn'"),
         ({"forms": ()}, ValueError, "forms must be some of 'cost', 'metric', 'cross_entropy'"),
         ({"forms": "cost"}, ValueError, "forms must be some of"),
-        ({"threshold": 0.3}, ValueError, "threshold must be one of 'expected', 'auto', 'tuned', 'half'; got 0.3"),
+        (
+            {"threshold": True},
+            ValueError,
+            "threshold must be one of 'expected', 'auto', 'tuned', 'half', or .* got True",
+        ),
+        ({"threshold": 3}, ValueError, "a threshold is a probability strictly between 0 and 1; got 3"),
         ({"n_estimators": 0}, ValueError, "n_estimators must be a whole number from 1 up; got 0"),
         ({"learning_rate": -1.0}, ValueError, "learning_rate must be a number above 0; got -1.0"),
         ({"n_jobs": 0}, ValueError, "n_jobs must be a number of threads"),

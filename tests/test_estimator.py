@@ -202,6 +202,37 @@ def test_formulas(binary):
     assert cost.best_score_ == min(option.score for option in cost.options_)
 
 
+@pytest.mark.parametrize("kind", [sl.MetricClassifier, sl.MetricBooster])
+def test_a_threshold_may_be_given(binary, kind, tmp_path):
+    """As a number, or as `tune_threshold` found it."""
+    X, y = binary
+    quickly = {"epochs": 2} if kind is sl.MetricClassifier else {"n_estimators": 5}
+    tuning = sl.tune_threshold(np.linspace(0, 1, 50) ** 2, np.arange(50) > 30, "f1", inputs="probabilities")
+    for given, cut in ((tuning, tuning.threshold), (0.3, 0.3)):
+        model = clone(kind(threshold=given, n_members=2, random_state=0, **quickly)).fit(X, y)
+        assert model.best_threshold_ == cut
+        np.testing.assert_array_equal(model.predict(X) == 1, model.predict_proba(X)[:, 1] >= cut)
+        model.save(tmp_path / f"{cut}")
+        again = sl.load(tmp_path / f"{cut}")
+        assert again.get_params()["threshold"] == cut
+        np.testing.assert_array_equal(again.predict(X), model.predict(X))
+
+
+def test_offsets_may_be_given():
+    X, y = make_classification(200, 6, n_informative=4, n_classes=3, random_state=0)
+    model = quick(threshold=(0.0, 0.5, -0.2)).fit(X, y)
+    assert model.best_threshold_.tolist() == [0.0, 0.5, -0.2]
+    with pytest.raises(ValueError, match="one number for each of the 3 classes or labels"):
+        quick(threshold=(0.0, 0.5)).fit(X, y)
+
+
+def test_partial_fit_says_whom_it_leaves_out(binary):
+    X, y = binary
+    model = quick(candidates=None).fit(X, y)
+    with pytest.warns(UserWarning, match="goes on with networks alone: linear, .* of the weight, are left out"):
+        model.partial_fit(X[:50], y[:50])
+
+
 def test_it_learns_what_it_is_asked_for(binary):
     X, y = binary
     model = sl.MetricClassifier(random_state=0, n_members=3).fit(X[:400], y[:400])

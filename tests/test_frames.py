@@ -447,3 +447,10 @@ def test_the_error_without_narwhals_gives_the_fix():
         """
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_intervals_are_categories():
+    """What pandas.cut makes of a column of numbers."""
+    table = read_table(pd.DataFrame({"cut": pd.cut([1.0, 2.0, 9.0, np.nan], [0, 5, 10])}))
+    assert table.kinds == ("category",)
+    assert list(table.column(0)) == ["(0, 5]", "(0, 5]", "(5, 10]", None]

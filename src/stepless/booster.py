@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepless.boosting import Library
-from stepless.choosing import Choice, check_cut, choose, expected, foreseeable
+from stepless.choosing import Choice, check_cut, choose, expected, foreseeable, given_cut
 from stepless.costs import Costs, Floats, Form
 from stepless.extras import needs
 from stepless.growing import Growth, Watch, grow
@@ -60,7 +60,8 @@ class MetricBooster(Predicting):
             labels; of two classes it leaves out at least 5 % of these rows, and says yes to some, so that it is never
             the same for everybody. ``"tuned"`` for the best on their labels (and for several classes without
             ``calibrate``, and with constraints); ``"half"`` for ½ (the largest score) before it is calibrated;
-            ``"auto"`` for the better of the last two on held-out rows.
+            ``"auto"`` for the better of the last two on held-out rows. Or the threshold itself: a probability, offsets
+            of the classes, or what `stepless.tune_threshold` found.
         n_members: Boosters of each form, and so folds; 1 holds out a fifth of the rows once.
         n_estimators: Rounds, at most.
         learning_rate: How far each goes.
@@ -101,7 +102,7 @@ class MetricBooster(Predicting):
         library: Library = "lightgbm",
         *,
         forms: Any = ("cost", "cross_entropy"),
-        threshold: str = "expected",
+        threshold: Any = "expected",
         n_members: int = 5,
         n_estimators: int = 150,
         learning_rate: float = 0.1,
@@ -211,6 +212,8 @@ class MetricBooster(Predicting):
 
     def _forms(self, rule: Rule) -> tuple[Form, ...]:
         check_cut(self.threshold, rule.subject_to)
+        if not isinstance(self.threshold, str):
+            given_cut(self.threshold, rule)  # which raises now, and not after the fit
         forms, known = self.forms, get_args(Form)
         listed = isinstance(forms, Collection) and not isinstance(forms, str) and all(isinstance(f, str) for f in forms)
         if not listed or not forms or len(set(forms)) < len(forms) or not set(forms) <= set(known):
@@ -252,7 +255,7 @@ class MetricBooster(Predicting):
         if self.threshold == "expected" and folds and free and foreseeable(rule, calibrate=self.calibrate):
             return expected(held, rule, y, w, calibrate=self.calibrate)
         cut: Any = "tuned" if self.threshold == "expected" else self.threshold
-        if not folds and free:
+        if not folds and free and isinstance(cut, str):
             cut = "half"  # of rows that the trees have grown on there is nothing to be learned about the cut
         average = Ensemble("average", growths[0].ensemble.member, held)
         return choose([average], rule, y, w, numbers, cut=cut, calibrate=self.calibrate and bool(folds))

@@ -21,6 +21,7 @@ from stepless.constraints import Constraint, parse_constraints
 from stepless.model import mean_score
 from stepless.portfolio import Ensemble, Floats
 from stepless.rules import Held, Rule
+from stepless.scoring import make_path
 from stepless.stacking import stack_weights
 from stepless.thresholds import tune_threshold
 
@@ -111,12 +112,36 @@ class Choice:
 
 def check_cut(cut: Any, subject_to: Any) -> tuple[Constraint, ...]:
     """The constraints; a ValueError where a way to cut is none, or leaves no room for them."""
-    if cut not in get_args(Cut):
-        raise ValueError(f"threshold must be one of {', '.join(map(repr, get_args(Cut)))}; got {cut!r}.")
+    named = isinstance(cut, str)
+    if (named and cut not in get_args(Cut)) or cut is None or isinstance(cut, bool):
+        raise ValueError(
+            f"threshold must be one of {', '.join(map(repr, get_args(Cut)))}, or the threshold itself: a probability,"
+            f" one a label, offsets of the classes, or a Tuning; got {cut!r}."
+        )
     constraints = parse_constraints(subject_to)
-    if constraints and cut == "half":
-        raise ValueError('constraints are met by moving the threshold; threshold="half" leaves it where it is.')
+    if constraints and (cut == "half" if named else True):
+        shown = f'"{cut}"' if named else repr(cut)
+        raise ValueError(f"constraints are met by moving the threshold; threshold={shown} leaves it where it is.")
     return constraints
+
+
+def given_cut(cut: Any, rule: Rule) -> float | tuple[float, ...]:
+    """A threshold that the user has settled, in probabilities: one, one a label, or the classes' offsets.
+
+    It is a number or several, or what `stepless.tune_threshold` found.
+    """
+    path = make_path((rule.resolved,), task=rule.task, average=rule.average, inputs="probabilities", threshold=cut)
+    found = path.offsets if rule.task == "multiclass" else path.cuts
+    count = len(rule.classes)
+    if rule.task == "multilabel" and isinstance(found, float):
+        return (found,) * count
+    if rule.task == "binary":
+        if isinstance(found, float):
+            return found
+    elif isinstance(found, tuple) and len(found) == count and all(isinstance(each, float) for each in found):
+        return found  # type: ignore[return-value]
+    wanted = "a probability" if rule.task == "binary" else f"one number for each of the {count} classes or labels"
+    raise ValueError(f"threshold must be {wanted}; got {cut!r}.")
 
 
 def choose(
@@ -126,7 +151,7 @@ def choose(
     weight: NDArray[Any] | None,
     folds: NDArray[np.int64],
     *,
-    cut: Cut = "auto",
+    cut: Any = "auto",
     combine: Combine = "best",
     calibrate: bool = True,
 ) -> Choice:
@@ -138,9 +163,9 @@ def choose(
         target: Of the held-out rows, in the order of the ensembles' scores.
         weight: Of these rows.
         folds: The fold of each.
-        cut: Which thresholds are considered. Constraints are met by a tuned one alone; held-out rows of one class can
-            tune none. Without a calibration, or for an average over samples, an expected one of several classes or
-            labels is the better of the others.
+        cut: Which thresholds are considered, or the one that is taken. Constraints are met by a tuned one alone;
+            held-out rows of one class can tune none. Without a calibration, or for an average over samples, an expected
+            one of several classes or labels is the better of the others.
         combine: Whether all ensembles decide together, or the best.
         calibrate: Whether probabilities are calibrated; otherwise they are the ensemble's own.
     """
@@ -153,6 +178,8 @@ def choose(
         ways.append(("average", (1 / count,) * count))
     if cut == "expected" and foreseeable(rule, calibrate=calibrate) and not constraints and _can_tune(rule, target):
         return _best_expected(ensembles, ways, rule, target, weight, calibrate=calibrate)
+    if not isinstance(cut, str):
+        return _best_given(ensembles, ways, rule, target, weight, given_cut(cut, rule), calibrate=calibrate)
     tuned = [True] if constraints or cut == "tuned" else [False] if cut == "half" else [False, True]
     if not constraints and not _can_tune(rule, target):
         tuned = [False]
@@ -190,6 +217,21 @@ def _best_expected(
         option = replace(choice.option, name=name, weights=weights)
         found[option] = replace(choice, option=option)
     return replace(found[_best([*found], rule)], options=tuple(found))
+
+
+def _best_given(
+    ensembles: Sequence[Ensemble], ways: Sequence[tuple[str, tuple[float, ...]]], rule: Rule, target: NDArray[Any],
+    weight: NDArray[Any] | None, cut: float | tuple[float, ...], *, calibrate: bool,
+) -> Choice:  # fmt: skip
+    """The best of some ways at a threshold that is settled."""
+    found: dict[Option, Calibration] = {}
+    for name, weights in ways:
+        scores = _scores(ensembles, weights, rule)
+        calibration = fit_calibration(scores, target, weight, rule.task) if calibrate else Identity(rule.task)
+        score = rule.score(rule.decide(calibration.probabilities(scores), cut), target, weight)
+        found[Option(name, weights, False, score)] = calibration
+    best = _best([*found], rule)
+    return Choice(best, tuple(found), found[best], cut)
 
 
 def foreseeable(rule: Rule, *, calibrate: bool) -> bool:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stepless.choosing import Choice, Combine, Pool, check_cut, choose
+from stepless.choosing import Choice, Combine, Pool, check_cut, choose, given_cut
 from stepless.extras import needs
 from stepless.frames import Table
 from stepless.lineup import TREES, check_names, fit_others, lineup
@@ -109,7 +109,8 @@ class MetricClassifier(Predicting):
             the same for everybody. ``"tuned"`` for the best on their labels, ``"half"`` for ½ (the largest
             probability) of what the members say before it is calibrated, ``"auto"`` for whichever of the two does
             better on held-out rows. For several classes or labels without ``calibrate``, and for a samples average,
-            ``"expected"`` is ``"auto"``; with constraints both are ``"tuned"``.
+            ``"expected"`` is ``"auto"``; with constraints both are ``"tuned"``. Or the threshold itself: a
+            probability, one a label, offsets of the classes, or what `stepless.tune_threshold` found.
         n_members: Members of each kind, and so folds; 1 holds out a fifth of the rows once.
         average: Multiclass and multilabel: ``"macro"`` (default), ``"micro"``, ``"weighted"``, or ``"samples"``.
         subject_to: Constraints, as in ``"precision >= 0.9"``.
@@ -158,7 +159,7 @@ class MetricClassifier(Predicting):
         hidden: tuple[int, ...] = (64, 64),
         candidates: tuple[str, ...] | None = None,
         combine: str = "stack",
-        threshold: str = "expected",
+        threshold: Any = "expected",
         n_members: int = 5,
         average: str | None = None,
         subject_to: Any = None,
@@ -412,6 +413,8 @@ class MetricClassifier(Predicting):
             reason = str(error).strip().splitlines()[0]
             raise ValueError(f"device={self.device!r} cannot be used: {reason}") from None
         check_cut(self.threshold, rule.subject_to)
+        if not isinstance(self.threshold, str):
+            given_cut(self.threshold, rule)  # which raises now, and not after the fit
 
     def _features(self, table: Table, weight: NDArray[np.float64] | None, last: _Fit | None) -> Features:
         if last is None:

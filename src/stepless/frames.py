@@ -27,6 +27,8 @@ _NUMBERS = "fiub"  # numpy's kinds of numbers: float, signed, unsigned, bool
 _DATES = (date, time, timedelta, np.datetime64, np.timedelta64)
 # What pandas and numpy put where a value is missing, told by name, since pandas need not be there.
 _ABSENT = ("NoneType", "NAType", "NaTType", "MaskedConstant")
+# What pandas makes of cut columns and of months: categories, by the text they have.
+_NAMED = ("Interval", "Period")
 _RESHAPE = (
     "Reshape your data either using array.reshape(-1, 1) if your data has a single feature or array.reshape(1, -1) "
     "if it contains a single sample."
@@ -292,7 +294,7 @@ def _text(value: Any, label: str) -> str | None:
     """A value as the name of a category; None where it is missing."""
     if _is_missing(value):
         return None
-    if isinstance(value, str | bool | np.bool_):
+    if isinstance(value, str | bool | np.bool_) or type(value).__name__ in _NAMED:
         return str(value)
     if isinstance(value, Integral):
         return str(int(value))

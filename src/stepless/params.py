@@ -28,7 +28,8 @@ def json_params(estimator: Any) -> dict[str, Any]:
     """
     plain = {}
     for name, given in estimator.get_params(deep=False).items():
-        value = _plain(given)
+        # of a tuning, where it has cut: the data it was tuned on are nobody's business
+        value = _plain(given.threshold if name == "threshold" and hasattr(given, "threshold") else given)
         if name not in _PASSING and _is_json(value):
             plain[name] = value
     return plain
