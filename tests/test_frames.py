@@ -451,6 +451,7 @@ def test_the_error_without_narwhals_gives_the_fix():
 
 def test_intervals_are_categories():
     """What pandas.cut makes of a column of numbers."""
-    table = read_table(pd.DataFrame({"cut": pd.cut([1.0, 2.0, 9.0, np.nan], [0, 5, 10])}))
+    made = pd.cut([1.0, 2.0, 9.0, np.nan], [0, 5, 10])
+    table = read_table(pd.DataFrame({"cut": made}))
     assert table.kinds == ("category",)
-    assert list(table.column(0)) == ["(0, 5]", "(0, 5]", "(5, 10]", None]
+    assert list(table.column(0)) == [str(cell) if isinstance(cell, pd.Interval) else None for cell in made]
