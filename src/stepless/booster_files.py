@@ -150,8 +150,8 @@ def check_xgboost(data: bytes, inputs: int, outputs: int) -> None:
             raise ValueError("there must be as many trees in each round, and none of categories")
         if model["gbtree_model_param"] != {"num_parallel_tree": "1", "num_trees": str(len(trees))}:
             raise ValueError("there must be as many trees as the model says")
-        for place, tree in enumerate(trees):
-            _check_xgboost_tree(tree, place, inputs)
+        for tree in trees:
+            _check_xgboost_tree(tree, inputs)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"an entry is missing or of the wrong type: {error!r}") from None
 
@@ -174,7 +174,7 @@ def _check_xgboost_head(learner: dict[str, Any], inputs: int, outputs: int) -> N
         raise ValueError("the trees' features must have neither names nor types")
 
 
-def _check_xgboost_tree(tree: dict[str, Any], place: int, inputs: int) -> None:
+def _check_xgboost_tree(tree: dict[str, Any], inputs: int) -> None:
     nodes = len(tree["left_children"])
     param = {"num_deleted": "0", "num_feature": str(inputs), "num_nodes": str(nodes), "size_leaf_vector": "1"}
     if (

@@ -230,8 +230,8 @@ class MetricClassifier(Predicting):
 
         Networks alone can go on: a linear model and trees take no part. The preprocessing and the positive class are
         those of the first call. The threshold and the calibration follow the held-out scores of the last 20,000 rows,
-        each as it was when the row came. Rows should be new: one that
-        comes again may be scored by a network that has seen it.
+        each as it was when the row came. Rows should be new: one that comes again may be scored by a network that has
+        seen it.
 
         Args:
             X: Rows.

@@ -243,7 +243,7 @@ def _logits(graph: _Graph, matrix: str, member: Member) -> tuple[str, int]:
     if isinstance(member, NetMember):
         return _net(graph, matrix, member), member.n
     if isinstance(member, FactoryMember):
-        return _factory_nets(graph, matrix, member), len(next(iter(member.tensors.values())))
+        return _factory_nets(graph, matrix, member), member.n
     if isinstance(member, BoosterMember):
         return _trees(graph, matrix, member), member.n
     raise ValueError(

@@ -82,12 +82,12 @@ CANDIDATES: dict[str, Callable[[Goal], Objective | None]] = {
 
 @dataclass(frozen=True, eq=False)
 class Ensemble:
-    """Networks trained on one loss, each without one fold.
+    """Models of one kind, each fitted without one fold.
 
     Attributes:
-        name: The loss, a key of `CANDIDATES`.
-        member: The networks.
-        held: Scores of the held-out rows, each by the network that was trained without it, in the order of the folds:
+        name: The loss of networks, a key of `CANDIDATES`; or another of `stepless.lineup.NAMES`.
+        member: The models.
+        held: Scores of the held-out rows, each by the model that was fitted without it, in the order of the folds:
             logits ``(rows,)`` of a binary task or ``(rows, labels)``, or log-probabilities ``(rows, classes)``.
     """
 

@@ -140,12 +140,12 @@ def train(
         raise ValueError(f"give one seed, or one for each of the {n} members; got {len(seeds)}.")
     run = _Run(members.to(device), data, losses.to(device), plan, seeds, torch.device(device), monitor)
     keep = None if checkpoint is None else _resume(run, Path(checkpoint))
-    written = time.monotonic()
+    kept_at = time.monotonic()
     while not run.finished:
         run.epoch()
-        if keep is not None and (run.finished or time.monotonic() - written >= checkpoint_every):
+        if keep is not None and (run.finished or time.monotonic() - kept_at >= checkpoint_every):
             keep()
-            written = time.monotonic()
+            kept_at = time.monotonic()
         if report is not None:
             report(run.done, plan.epochs, run.train[-1])
     run.finish()
