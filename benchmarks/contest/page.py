@@ -57,10 +57,10 @@ half had been run: how much a leaf may say, and how much of a table of several c
 development sets, but half of the second was looked for because of what the other half had shown: that a tree sees at
 least ten columns, after tables of 6 and 8 had lost by seeing fewer. A third, coarser bins, was better on the
 development half and worse on two tables of the other, and was not kept. Both estimators were then run again on all sets
-of both halves. After that came two more parts of `MetricClassifier` for two classes: a linear member that has converged,
-because on tables made for the purpose, of neither half, it had not; and trees that see a part of rows and columns,
-looked for on development sets, where `CatBoost, tuned` was near. `MetricClassifier` was run once more on all sets of two
-classes, and nothing was changed since.
+of both halves. After that came two more parts of `MetricClassifier` for two classes: a linear member that has
+converged, because on tables made for the purpose, of neither half, it had not; and trees that see a part of rows and
+columns, looked for on development sets, where `CatBoost, tuned` was near. `MetricClassifier` was run once more on all
+sets of two classes, and nothing was changed since.
 
 Seconds are of a processor, and what a fit takes alone; what fits have in common was made once (`stepless.shared_fits`
 for ours).
