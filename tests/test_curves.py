@@ -127,7 +127,7 @@ def test_bad_options():
         curves.net_benefit_curve([0.1, 2.0], [0, 1])
     with pytest.raises(ValueError, match=r"in \(0, 1\); got \[0, 0.5\]"):
         curves.net_benefit_curve([0.1, 0.2], [0, 1], thresholds=[0, 0.5])
-    with pytest.raises(ValueError, match="costs must be 2×2"):
+    with pytest.raises(ValueError, match="costs must be K×K"):
         curves.cost_curve([0.1, 0.2], [0, 1], [[0, 1]])
     with pytest.raises(ValueError, match="unknown metric"):
         curves.metric_curve([0.1, 0.2], [0, 1], "f2")

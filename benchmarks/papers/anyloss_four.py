@@ -88,8 +88,7 @@ class _Four(Table):
         if released is not None:
             text = f"as released, where a net goes on from fold to fold, it is {released:.3f}"
             if same.any():
-                many = int(constant(folds, again, metric).sum())
-                text += f", with {many or 'no'} such fold{'s' * (many != 1)}"
+                text += f", with {constant(folds, again, metric).sum() or 'no'} such fold"
             ends = RELEASED if abs(released - printed) <= near else f"which is not it either; {NOT_FOUND}"
             parts.append(f"{text}, {ends}")
         elif not same.any():
