@@ -45,8 +45,8 @@ def fit_logistic(
         >>> matrix = np.float32([[-1.0], [1.0]] * 20)
         >>> made = fit_logistic("linear", matrix, np.array([0, 1] * 20), None, [np.arange(20), np.arange(20, 40)])
         >>> made.member.scores(matrix[:2])[:, :, 0].round(1)
-        array([[-0.9,  0.9],
-               [-0.9,  0.9]])
+        array([[-0.7,  0.7],
+               [-0.7,  0.7]])
     """
     lines = [_line(matrix, target, weight, np.setdiff1d(np.arange(len(target)), fold)) for fold in folds]
     tensors = {

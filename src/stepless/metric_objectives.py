@@ -177,9 +177,9 @@ class CostWeighted(Objective):
         CostWeighted(
           (metric): OnMetric(
             'binary'
-            (loss): MetricLoss('f1', step=Linear(delta=0.1, width=1.0))
+            (loss): MetricLoss('f1', step=Linear(delta=0.1, width=1.0), sync=False)
             (each): ModuleList()
-            (judge): MetricLoss('f1', step=Linear(delta=0.1, width=1.0))
+            (judge): MetricLoss('f1', step=Linear(delta=0.1, width=1.0), sync=False)
           )
           (cross_entropy): CrossEntropy('binary')
         )
