@@ -3,6 +3,7 @@
 import builtins
 import importlib
 import json
+import os
 import subprocess
 import sys
 
@@ -213,7 +214,7 @@ class TestFile:
         def fail(*_):
             raise OSError("disk full")
 
-        monkeypatch.setattr(export.os, "replace", fail)
+        monkeypatch.setattr(os, "replace", fail)
         with pytest.raises(OSError, match="disk full"):
             to_onnx(make_model("multiclass"), path)
         assert path.read_bytes() == before

@@ -657,7 +657,7 @@ def test_a_kill_at_every_step_of_a_save_leaves_the_old_or_the_new_model(tmp_path
     assert found == sorted(found)  # the old one, and from one step on the new one
 
 
-def test_what_interrupted_saves_left_is_removed_later(tmp_path, monkeypatch):
+def test_what_interrupted_saves_left_is_removed_later(tmp_path):
     path = tmp_path / "m"
     save_model(make_model(), path)
     (path / "members-0123abcd").mkdir()
@@ -665,7 +665,8 @@ def test_what_interrupted_saves_left_is_removed_later(tmp_path, monkeypatch):
     (path / "model.json-0123abcd.tmp").write_bytes(b"{")
     save_model(make_model(), path)
     assert len(os.listdir(path)) == 4  # another process may still be at work
-    monkeypatch.setattr(folders, "_STALE", -1.0)
+    for name in ("members-0123abcd", "model.json-0123abcd.tmp"):
+        os.utime(path / name, (0, 0))
     save_model(make_model(), path)
     assert len(os.listdir(path)) == 2
 

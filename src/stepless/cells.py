@@ -16,7 +16,6 @@ import io
 import json
 import os
 import re
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 
 from stepless.frames import Table
 from stepless.outcome import Threshold
+from stepless.whole_files import write_whole
 
 _RUN, _CELLS = "run.json", "cells"
 _OURS = re.compile(r"[a-z0-9_]+-\d+-\d+\.(json|npz)(-[0-9a-f]{8}\.tmp)?")
@@ -88,7 +88,7 @@ class CellFolder:
         else:
             self._clear()
         (self.path / _CELLS).mkdir(parents=True, exist_ok=True)
-        _write(self.path / _RUN, json.dumps(run, indent=1).encode())
+        write_whole(self.path / _RUN, json.dumps(run, indent=1).encode())
 
     def write(self, cell: Cell) -> None:
         """Keep a cell."""
@@ -104,8 +104,8 @@ class CellFolder:
             "failed": cell.failed,
             "sha256": hashlib.sha256(data).hexdigest(),
         }
-        _write(self._file(cell.place, "npz"), data)
-        _write(self._file(cell.place, "json"), json.dumps(held).encode())
+        write_whole(self._file(cell.place, "npz"), data)
+        write_whole(self._file(cell.place, "json"), json.dumps(held).encode())
 
     def read(self, place: Place) -> Cell | None:
         """A cell that was kept; None where there is none that is whole, or where it failed."""
@@ -208,12 +208,3 @@ def _texts(threshold: Threshold) -> Any:
 
 def _numbers(held: Any) -> Threshold:
     return tuple(map(float, held)) if isinstance(held, list) else float(held)
-
-
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f"{path.name}-{secrets.token_hex(4)}.tmp")
-    with open(temporary, "xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

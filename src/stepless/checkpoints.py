@@ -7,7 +7,6 @@ wrote it and a hash of its own tensors, so that neither another run's file nor a
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from stepless.extras import needs
 from stepless.fingerprints import fingerprint
+from stepless.whole_files import write_whole
 
 with needs("checkpoints need safetensors", "sklearn", "safetensors"):
     import safetensors
@@ -32,19 +32,7 @@ def write_checkpoint(path: Path, run: str, tensors: Mapping[str, Tensor], facts:
     """Replace the file at ``path`` by one rename, so that a kill at any moment leaves the old one or the new one."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     head = {"format": _FORMAT, "run": run, "sha256": _digest(plain, facts), "facts": json.dumps(facts)}
-    data = safetensors.torch.save(plain, metadata=head)
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    if os.name == "posix":  # the rename itself must outlive a loss of power
-        handle = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    write_whole(path, safetensors.torch.save(plain, metadata=head))
 
 
 def read_checkpoint(path: Path, run: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:

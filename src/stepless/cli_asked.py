@@ -15,6 +15,7 @@ from stepless.formula import resolve
 from stepless.metrics import METRICS
 from stepless.ranking import find_ranking
 from stepless.table_files import Source, TableError
+from stepless.whole_files import write_whole
 
 #: What a folder of `stepless compare` holds: how it was asked for, what was found, the report, and the fits.
 SETTINGS, COMPARISON, REPORT, CELLS = "settings.json", "comparison.json", "report.html", "cells"
@@ -100,7 +101,7 @@ class Asked:
     def save(self, folder: Path) -> None:
         """Write it into a folder, with the whole path of the table."""
         held = {**self.__dict__, "file": self.file if self.file == "-" else os.path.abspath(self.file)}
-        (folder / SETTINGS).write_text(json.dumps(held, indent=1), encoding="utf-8")
+        write_whole(folder / SETTINGS, json.dumps(held, indent=1))
 
     @classmethod
     def load(cls, folder: Path) -> Asked:

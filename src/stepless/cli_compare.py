@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 from dataclasses import dataclass, replace
@@ -182,9 +181,7 @@ def _write(outcome: Outcome, folder: Path, *, plots: bool) -> None:
     outcome.to_json(folder / COMPARISON)
     if plots:
         outcome.plots(folder / "plots")
-    temporary = folder / f"{REPORT}.tmp"
-    outcome.to_html(temporary)
-    os.replace(temporary, folder / REPORT)
+    outcome.to_html(folder / REPORT)
 
 
 def _answer(outcome: Outcome, folder: Path, asked: Asked, *, json_too: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import os
 import shlex
 import sys
@@ -30,6 +31,7 @@ from stepless.preprocessing import Category
 from stepless.spread import leader, over_ranks
 from stepless.table_files import Source, TableError
 from stepless.tables import Chunk, read_chunks
+from stepless.whole_files import whole_file, whole_text
 
 #: What a model is made as, if nobody says otherwise: the estimator that chooses for itself.
 DEFAULT_CONTESTANT = "automatic"
@@ -248,11 +250,13 @@ def _written(out: str | None) -> Iterator[Any]:
     if path.is_dir():
         raise TableError(f"{out} is a folder; predictions go into a file.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    opened: Any = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(temporary, "wt", newline="", encoding="utf-8") as file:
+    if path.suffix != ".gz":
+        with whole_text(path) as file:
             yield file
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        return
+    with (
+        whole_file(path) as whole,
+        gzip.GzipFile("", "wb", fileobj=whole, mtime=0) as packed,
+        io.TextIOWrapper(packed, encoding="utf-8", newline="") as file,
+    ):
+        yield file

@@ -8,6 +8,7 @@ import os
 import numpy as np
 
 from stepless.extras import needs
+from stepless.whole_files import whole_text
 
 with needs("the demo needs scikit-learn", "cli", "sklearn"):
     from sklearn.datasets import load_breast_cancer
@@ -23,12 +24,10 @@ def write_demo(path: str | os.PathLike[str]) -> None:
     malignant, benign = np.flatnonzero(data.target == 0), np.flatnonzero(data.target == 1)
     kept = np.random.default_rng(0).choice(malignant, round(len(benign) / 9), replace=False)
     rows = np.sort(np.concatenate([benign, kept]))
-    temporary = f"{os.fspath(path)}.tmp"
-    with open(temporary, "w", newline="", encoding="utf-8") as file:
+    with whole_text(path) as file:
         writer = csv.writer(file)
         writer.writerow([*data.feature_names, "malignant"])
         writer.writerows(
             [*values, int(label == 0)]
             for values, label in zip(data.data[rows].tolist(), data.target[rows], strict=True)
         )
-    os.replace(temporary, path)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +25,7 @@ from stepless.members import FactoryMember, Member, NetMember
 from stepless.model import Model
 from stepless.preprocessing import Features
 from stepless.tree_export import make_forest
+from stepless.whole_files import write_whole
 
 with needs("exporting to ONNX needs onnx", "onnx", "onnx"):
     import onnx
@@ -56,17 +55,7 @@ def to_onnx(model: Model, path: str | os.PathLike[str]) -> None:
         >>> to_onnx(model, "model.onnx")  # doctest: +SKIP
         >>> onnxruntime.InferenceSession("model.onnx").run(["label"], feed(model.features, table))  # doctest: +SKIP
     """
-    data = make_graph(model).SerializeToString()
-    target = Path(path)
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-        try:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, target)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    write_whole(path, make_graph(model).SerializeToString())
 
 
 def make_graph(model: Model) -> onnx.ModelProto:

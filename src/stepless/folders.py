@@ -28,6 +28,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stepless.whole_files import STALE, sync_folder, write_whole
+
 FORMAT, FORMAT_VERSION = "stepless model", 1
 
 _DOCUMENT = "model.json"
@@ -37,8 +39,6 @@ _FOLDER, _FILE, _SHA256 = (
 )
 _TEMPORARY = re.compile(r"model\.json-[0-9a-f]{8}\.tmp")
 _HEAD = ("format", "format_version", "sha256", "folder", "files")
-#: After this many seconds what an interrupted save left is nobody's work in progress.
-_STALE = 3600.0
 _TRIES = 5
 
 
@@ -79,15 +79,11 @@ def write_folder(path: str | os.PathLike[str], document: Mapping[str, Any], file
     text = to_text(document, files, folder)
     (root / folder).mkdir(parents=True)
     for name, data in files.items():
-        _write(root / folder / name, data)
-    _sync_folder(root / folder)
-    _sync_folder(root)
-    _sync_folder(root.parent)
-    temporary = root / f"{_DOCUMENT}-{token}.tmp"
-    _write(temporary, text)
+        write_whole(root / folder / name, data)
+    sync_folder(root)
+    sync_folder(root.parent)
     replaced = _folder_of(root)
-    os.replace(temporary, root / _DOCUMENT)
-    _sync_folder(root)
+    write_whole(root / _DOCUMENT, text)
     _tidy(root, folder, replaced)
 
 
@@ -112,23 +108,6 @@ def check_place(root: Path) -> None:
         )
 
 
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Bring the folder's names to the disk, where the system lets one open a folder."""
-    if hasattr(os, "O_DIRECTORY"):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def _folder_of(root: Path) -> str | None:
     """The folder with the files of the document that is there now; None if that cannot be told."""
     try:
@@ -140,16 +119,13 @@ def _folder_of(root: Path) -> str | None:
 def _tidy(root: Path, kept: str, replaced: str | None) -> None:
     """Remove the files of the document that was replaced, and what interrupted saves left long ago."""
     for name in os.listdir(root):
-        if name == kept or not (_FOLDER.fullmatch(name) or _TEMPORARY.fullmatch(name)):
+        if name == kept or not _FOLDER.fullmatch(name):
             continue
         path = root / name
         try:
-            if name != replaced and time.time() - path.lstat().st_mtime < _STALE:
+            if name != replaced and time.time() - path.lstat().st_mtime < STALE:
                 continue  # another process may be saving
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            shutil.rmtree(path)
         except OSError:
             continue  # what cannot be removed does no harm
 

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stepless.whole_files import write_whole
+
 #: Binary: the threshold. Multilabel: one a label. Multiclass: the classes' offsets.
 Threshold = float | tuple[float, ...]
 
@@ -223,10 +225,7 @@ class Outcome:
         Args:
             path: The file.
         """
-        text = json.dumps(self.to_dict(), allow_nan=False)
-        temporary = Path(f"{os.fspath(path)}.tmp")
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        write_whole(path, json.dumps(self.to_dict(), allow_nan=False))
 
     @classmethod
     def from_json(cls, path: str | os.PathLike[str]) -> Outcome:

@@ -13,7 +13,6 @@ import math
 import os
 from html import escape
 from importlib.resources import files
-from pathlib import Path
 from string import Template
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy as np
 from stepless.outcome import Entry, Outcome, difference_word, format_number, format_range, format_threshold
 from stepless.report_data import class_names, metric_name, page_data, short, shown
 from stepless.report_formulas import PRELUDE
+from stepless.whole_files import write_whole
 
 _MOST_COLUMNS = 200
 _MOST_WARNINGS = 30
@@ -34,9 +34,7 @@ def write_report(outcome: Outcome, path: str | os.PathLike[str]) -> None:
         outcome: What `stepless.compare` found.
         path: The file; one that is there is replaced, at once.
     """
-    temporary = Path(f"{os.fspath(path)}.tmp")
-    temporary.write_text(render_report(outcome), encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, render_report(outcome))
 
 
 def render_report(outcome: Outcome) -> str:

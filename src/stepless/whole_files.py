@@ -1,0 +1,98 @@
+"""Files that are there when they are whole.
+
+A file is written beside its place and then moved there by one rename, so a reader, a failure or a kill at any moment
+finds the old one or the new one. What a kill leaves beside it, the next write removes once it is an hour old.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+#: After so many seconds what lies beside a file is of no process that still writes it.
+STALE = 3600.0
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write into, which takes its place when the block ends well; otherwise what was there stays.
+
+    Links are followed, and what is no file, such as ``/dev/null`` or a pipe, is written into as it is: a rename would
+    put a file in its place.
+
+    Args:
+        path: Of the file, in a folder that is there.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with whole_file(f"{folder}/a.txt") as file:
+        ...         _ = file.write(b"whole")
+        ...     os.listdir(folder)
+        ['a.txt']
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name a file to be written.")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {target.parent} to write {target.name} into; make it first.")
+    if target.exists() and not target.is_file():
+        with open(target, "wb") as file:
+            yield file
+        return
+    temporary = target.with_name(f"{target.name}-{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(target.parent)  # the rename itself must outlive a loss of power
+    _sweep(target)
+
+
+@contextmanager
+def whole_text(path: str | os.PathLike[str]) -> Iterator[TextIO]:
+    """The same for text, with line ends as they are written."""
+    with whole_file(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        try:
+            yield text
+        finally:
+            text.detach()  # flushed, and open still
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes | str) -> None:
+    """Write all there is at once; text as UTF-8."""
+    with whole_file(path) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the folder's names to the disk, where the system lets one open a folder."""
+    with suppress(AttributeError, PermissionError):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _sweep(target: Path) -> None:
+    """Remove what interrupted writes of the same file left long ago."""
+    left_over = re.compile(re.escape(target.name) + r"-[0-9a-f]{8}\.tmp")
+    for name in os.listdir(target.parent):
+        if left_over.fullmatch(name):
+            with suppress(OSError):  # what cannot be removed does no harm
+                left = target.with_name(name)
+                if time.time() - left.lstat().st_mtime >= STALE:
+                    left.unlink()
