@@ -119,7 +119,7 @@ def check_cut(cut: Any, subject_to: Any) -> tuple[Constraint, ...]:
             f" one a label, offsets of the classes, or a Tuning; got {cut!r}."
         )
     constraints = parse_constraints(subject_to)
-    if constraints and (cut == "half" if named else True):
+    if constraints and (cut == "half" or not named):
         shown = f'"{cut}"' if named else repr(cut)
         raise ValueError(f"constraints are met by moving the threshold; threshold={shown} leaves it where it is.")
     return constraints
@@ -131,15 +131,12 @@ def given_cut(cut: Any, rule: Rule) -> float | tuple[float, ...]:
     It is a number or several, or what `stepless.tune_threshold` found.
     """
     path = make_path((rule.resolved,), task=rule.task, average=rule.average, inputs="probabilities", threshold=cut)
-    found = path.offsets if rule.task == "multiclass" else path.cuts
+    found: Any = path.offsets if rule.task == "multiclass" else path.cuts
     count = len(rule.classes)
-    if rule.task == "multilabel" and isinstance(found, float):
-        return (found,) * count
-    if rule.task == "binary":
-        if isinstance(found, float):
-            return found
-    elif isinstance(found, tuple) and len(found) == count and all(isinstance(each, float) for each in found):
-        return found  # type: ignore[return-value]
+    if isinstance(found, float):
+        return found if rule.task == "binary" else (found,) * count
+    if rule.task != "binary" and np.shape(found) == (count,):
+        return tuple(found)
     wanted = "a probability" if rule.task == "binary" else f"one number for each of the {count} classes or labels"
     raise ValueError(f"threshold must be {wanted}; got {cut!r}.")
 

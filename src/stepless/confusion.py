@@ -36,10 +36,10 @@ from stepless.tasks import Batch
 
 Unit = Literal["batch", "image", "sample"]
 Overlap = Literal["expected", "min"]
+Cuts = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
+
 #: The logarithm of the largest number of float32.
 _LARGEST_EXPONENT = 88.0
-
-Cuts = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
 
 
 def decide(batch: Batch, step: Step, cuts: Cuts, *, labels: bool) -> Array:
