@@ -3,9 +3,11 @@
 import copy
 import gc
 import os
+import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -342,3 +344,25 @@ print((peak(16) - before) / 1024)
 def test_a_mean_over_samples_needs_none_of_this():
     with pytest.raises(TypeError, match=r"loss_fn must be a stepless.MetricLoss; got BCEWithLogitsLoss\."):
         sl.accumulate(nn.BCEWithLogitsLoss(), nn.Linear(2, 1), [(torch.zeros(2, 2), torch.zeros(2, 1))])
+
+
+class Dropping(nn.Module):
+    """Scales its output by numbers that are not torch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.layer(x)[:, 0] * (1 + random.random()) * (1 + np.random.rand())
+
+
+def test_chance_that_is_not_torchs_is_replayed():
+    model, loss_fn = Dropping(), sl.MetricLoss("f1")
+    x, y = torch.randn(12, 3), torch.arange(12) % 3 == 0
+    random.seed(0), np.random.seed(0)
+    loss_fn(torch.cat([model(part) for part in x.split(4)]), y.float()).backward()
+    expected, model.layer.weight.grad = model.layer.weight.grad.clone(), None
+    random.seed(0), np.random.seed(0)
+    sl.accumulate(loss_fn, model, list(zip(x.split(4), y.float().split(4), strict=True)))
+    torch.testing.assert_close(model.layer.weight.grad, expected)

@@ -280,7 +280,7 @@ def test_the_expected_cut_is_the_best_under_the_calibrated_probabilities(binary)
     X, y = binary
     held = np.random.default_rng(0).normal(2.0 * y - 1.5, 1.0)
     rule = Rule("binary", np.array([0, 1]), 1, "predict_proba", "f1", {}, None, None, 0)
-    choice = expected(held, rule, y, None, calibrate=True)
+    choice = expected(held, rule, y, None, np.zeros(len(y), int), calibrate=True)
     p = choice.calibration.probabilities(held)
 
     def f1(cut):
@@ -288,7 +288,7 @@ def test_the_expected_cut_is_the_best_under_the_calibrated_probabilities(binary)
         return 2 * p[yes].sum() / (p.sum() + yes.sum())
 
     assert f1(choice.threshold) == pytest.approx(max(map(f1, p)))
-    raw = expected(held, rule, y, None, calibrate=False)
+    raw = expected(held, rule, y, None, np.zeros(len(y), int), calibrate=False)
     np.testing.assert_array_equal(1 / (1 + np.exp(-held)) >= raw.threshold, p >= choice.threshold)
     assert choice.option.score == raw.option.score == rule.score(p >= choice.threshold, y)
     assert (
@@ -700,3 +700,9 @@ def test_a_tree_of_several_classes_sees_a_share_of_the_rows_and_at_least_ten_col
     assert shares(3, {}) == {"feature_fraction": seen, "bagging_fraction": 0.8, "bagging_freq": 1}
     assert shares(3, {"colsample_bytree": 0.5}) == {"colsample_bytree": 0.5, "bagging_fraction": 0.8, "bagging_freq": 1}
     assert shares(2, {}) == {}
+
+
+def test_trees_that_do_not_split_are_told():
+    X, y = np.random.default_rng(0).normal(size=(240, 4)), np.arange(240) < 2
+    with pytest.warns(UserWarning, match="no tree of xgboost has found a split, so every row gets the same score"):
+        MetricBooster(library="xgboost", random_state=0).fit(X, y)

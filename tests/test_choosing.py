@@ -14,6 +14,7 @@ from stepless.portfolio import Ensemble
 from stepless.rules import Held, Rule
 
 ROWS = 600
+ONE_FOLD = np.zeros(ROWS, int)
 FOLDS = np.repeat(np.arange(3), ROWS // 3)
 
 
@@ -194,9 +195,9 @@ def test_an_expected_cut_never_says_the_same_of_every_row():
     y = (random.random(ROWS) < 0.4).astype(np.int64)
     for metric in ("f1", "recall", "specificity", "precision"):
         held = 0.1 * random.normal(size=ROWS)
-        found = expected(held, rule(metric), y, None, calibrate=False)
+        found = expected(held, rule(metric), y, None, ONE_FOLD, calibrate=False)
         assert 0 < (Identity("binary").probabilities(held) >= found.threshold).mean() < 1
-    alike = expected(np.zeros(ROWS), rule("f1"), y, None, calibrate=True)
+    alike = expected(np.zeros(ROWS), rule("f1"), y, None, ONE_FOLD, calibrate=True)
     assert alike.threshold == -np.inf  # nothing can be told apart
 
 
@@ -225,11 +226,18 @@ def test_expected_offsets_of_many_rows_are_those_of_an_even_part(monkeypatch):
     p = random.dirichlet([2.0, 1.0, 0.3], 3000)
     y = (p.cumsum(1) > random.random((3000, 1))).argmax(1)
     several = rule("f1", "multiclass", 3, average="macro")
-    whole = expected(np.log(p), several, y, None, calibrate=True)
+    whole = expected(np.log(p), several, y, None, np.zeros(len(y), int), calibrate=True)
     seen = []
     tune = Rule.tune
     monkeypatch.setattr(Rule, "tune", lambda self, held: seen.append(len(held.scores)) or tune(self, held))
     monkeypatch.setattr("stepless.choosing._LARGEST", 6_000)
-    part = expected(np.log(p), several, y, None, calibrate=True)
+    part = expected(np.log(p), several, y, None, np.zeros(len(y), int), calibrate=True)
     assert seen[0] * 3 <= 6_600
     assert part.option.score == pytest.approx(whole.option.score, abs=0.02)
+
+
+def test_where_no_model_tells_rows_apart_the_folds_do_not_either():
+    """Models of two folds that know nothing but how many positives they have seen."""
+    y, folds = (np.arange(ROWS) % 4 == 0).astype(np.int64), np.arange(ROWS) % 2
+    found = expected(np.where(folds == 0, -1.09, -1.11), rule("f1"), y, None, folds, calibrate=True)
+    assert found.threshold == -np.inf  # and not between the two

@@ -346,3 +346,15 @@ def test_versions_and_seconds_are_recorded():
     assert {"python", "stepless", "torch", "numpy", "scikit-learn", "lightgbm"} <= set(outcome.versions)
     assert outcome.seconds > 0
     assert math.isfinite(outcome.entries[0].fit_seconds)
+
+
+def test_rows_of_weight_0_are_none():
+    random = np.random.default_rng(0)
+    X, y = random.normal(size=(240, 3)), np.array(["a"] * 100 + ["b"] * 140)
+    X[:, 0] += y == "a"
+    weight = np.where(np.arange(240) < 160, 1.0, 0.0)  # of the rows that count b is the rarer
+    whole = sl.compare(X, y, sample_weight=weight, **ONE)
+    part = sl.compare(X[:160], y[:160], sample_weight=weight[:160], **ONE)
+    assert whole.positive == part.positive == "b"
+    assert (whole.verdict, whole.warnings, whole.n_rows) == (part.verdict, part.warnings, part.n_rows)
+    assert [e.scores for e in whole.entries] == [e.scores for e in part.entries]

@@ -211,3 +211,12 @@ def test_multiclass_has_no_curve():
     tuning = sl.tune_threshold(rng.normal(size=(30, 3)), rng.integers(0, 3, 30), task="multiclass", inputs="logits")
     with pytest.raises(ValueError, match="no curve"):
         sl.plots.plot_tuning(tuning)
+
+
+def test_a_score_of_infinity_is_a_place_like_any_other():
+    scores, target = [np.inf, np.inf, 0.5], [1, 0, 0]
+    assert curves.roc(scores, target).area == sl.score(scores, target, "auroc").item() == 0.75
+    assert (
+        curves.precision_recall(scores, target).average_precision
+        == sl.score(scores, target, "average_precision").item()
+    )

@@ -12,6 +12,7 @@ import pytest
 import scipy.sparse
 from sklearn.datasets import make_classification
 from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression
 
 import stepless as sl
 
@@ -243,3 +244,64 @@ def test_a_fit_that_breaks_off_leaves_the_estimator_as_it_was(binary, monkeypatc
         with pytest.raises(ZeroDivisionError):
             call(x, y)
         assert pickle.dumps(model.__dict__) == before
+
+
+COSTS = [[0, 10], [1, 0]]  # of the classes as they are sorted: to take bad for good costs 10
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: sl.MetricClassifier("cost", metric_options={"costs": COSTS}, random_state=0, epochs=5, n_members=2),
+        lambda: sl.MetricBooster("cost", metric_options={"costs": COSTS}, random_state=0, n_estimators=20),
+        lambda: sl.TunedThreshold(LogisticRegression(), "cost", metric_options={"costs": np.array(COSTS)}),
+    ],
+)
+@pytest.mark.parametrize("rarer", ["bad", "good"])
+def test_costs_are_in_the_order_of_the_classes_whichever_is_positive(make, rarer):
+    random = np.random.default_rng(0)
+    rare = random.random(300) < 0.2
+    y = np.where(rare == (rarer == "bad"), "bad", "good")
+    X = random.normal(size=(300, 3)) + rare[:, None]
+    model = make().fit(X, y)
+    assert model.pos_label_ == rarer
+    told = model.predict(X)
+    cost = 10 * ((y == "bad") & (told == "good")).mean() + ((y == "good") & (told == "bad")).mean()
+    assert model.score(X, y) == pytest.approx(-cost)
+    assert (told == "bad").mean() > 0.3  # it is the cheaper word
+
+
+@pytest.mark.parametrize("dtype", ["boolean", "Int64", "bool[pyarrow]", "int64[pyarrow]"])
+def test_labels_of_pandas_own_types_stay_what_they_are(dtype):
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    y = pd.Series(np.arange(60) % 3 == 0).astype(int) + (0 if "bool" in dtype else 2**60)
+    model = sl.MetricBooster(n_estimators=3, random_state=0).fit(X, y.astype(dtype))
+    assert model.classes_.dtype.kind == ("b" if "bool" in dtype else "i")
+    assert model.classes_.tolist() == sorted(set(y.tolist()))
+
+
+def test_classes_that_are_as_frequent_are_told():
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    with pytest.warns(
+        UserWarning, match=r"classes 'a' and 'b' are nearly as frequent \(30 and 30 rows\).*pass pos_label"
+    ):
+        sl.MetricBooster(n_estimators=3, random_state=0).fit(X, ["a", "b"] * 30)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: sl.MetricBooster(n_estimators=3, random_state=0), lambda: sl.TunedThreshold(LogisticRegression())]
+)
+def test_score_checks_what_fit_checks(make):
+    X, y = np.random.default_rng(0).normal(size=(60, 2)), np.arange(60) % 3 == 0
+    model = make().fit(X, y)
+    with pytest.raises(ValueError, match=r"inconsistent numbers of samples: \[60, 59\]"):
+        model.score(X, y[:-1])
+    with pytest.raises(ValueError, match="at least one non-zero number"):
+        model.score(X, y, sample_weight=np.zeros(60))
+
+
+def test_a_seed_below_0_is_none():
+    X, y = np.random.default_rng(0).normal(size=(60, 2)), np.arange(60) % 3 == 0
+    for make in (sl.MetricBooster, sl.MetricClassifier):
+        with pytest.raises(ValueError, match="Seed must be between 0 and"):
+            make(random_state=-1).fit(X, y)

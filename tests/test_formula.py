@@ -6,6 +6,7 @@ import re
 import time
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, example, given, settings
@@ -521,3 +522,20 @@ def test_a_formula_that_breaks_off_is_pointed_at_where_it_does(text, at):
 def test_an_empty_formula():
     with pytest.raises(ValueError, match=r"the formula is empty; write one, such as 2\*tp / \(2\*tp \+ fp \+ fn\)\."):
         parse("  ")
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        lambda tp, fp, fn, tn: torch.minimum(tp / (tp + fn), tn / (tn + fp)),
+        lambda tp, fp, fn, tn: torch.amin(torch.stack([tp / (tp + fn), tn / (tn + fp)]), 0),
+        lambda tp, fp, fn, tn: torch.clamp(tp / (tp + fn), max=0.9) - 0.1 * torch.log(1 + fp),
+    ],
+)
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_torchs_functions_also_take_the_counts_of_tuning(formula, task):
+    random = np.random.default_rng(0)
+    scores = random.random(40) if task == "binary" else random.dirichlet([1, 1, 1], 40)
+    target = random.integers(0, 2 if task == "binary" else 3, 40)
+    tuned = sl.tune_threshold(scores, target, formula, task=task, inputs="probabilities")
+    assert tuned.score >= sl.score(scores, target, formula, task=task, inputs="probabilities").item() - 1e-12

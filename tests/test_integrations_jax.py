@@ -270,3 +270,16 @@ def test_without_jax_the_fix_is_named():
     code = "import sys; sys.modules['jax'] = None\nimport stepless.integrations.jax"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert 'stepless.integrations.jax needs JAX: pip install "stepless[jax]"' in done.stderr
+
+
+def test_a_function_that_changes_is_read_anew():
+    scale = [1.0]
+
+    def scaled(tp, fp, fn, tn):
+        return scale[0] * tp / (tp + fp + fn)
+
+    scores, target = np.array([0.5, -1.0, 2.0]), np.array([1, 0, 1])
+    metric_loss(scores, target, scaled)
+    scale[0] = 5.0
+    torchs = sl.metric_loss(torch.tensor(scores), torch.tensor(target), scaled)
+    assert float(metric_loss(scores, target, scaled)) == pytest.approx(torchs.item(), abs=1e-6)

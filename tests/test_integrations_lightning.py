@@ -242,6 +242,67 @@ def test_two_processes_are_one(task, micro_batches):
             assert logged[name] == pytest.approx(trainer.callback_metrics[name].item(), abs=1e-6)
 
 
+class TwoHeads(Module):
+    """Two losses, one for each half of the columns, which skip the rows that have no label of theirs."""
+
+    def __init__(self):
+        super().__init__("multilabel")
+        self.loss_fn, self.other = sl.MetricLoss("f1"), sl.MetricLoss("f1")
+
+    def training_step(self, batch, _):
+        scores = self(batch[0])
+        return self.loss_fn(scores[:, 0], batch[1][:, 0]) + self.other(scores[:, 1], batch[1][:, 1])
+
+    def validation_step(self, batch, _):
+        scores = self(batch[0])
+        for head, loss_fn in enumerate((self.loss_fn, self.other)):
+            known = batch[1][:, head] >= 0
+            if known.any():
+                loss_fn(scores[known, head], batch[1][known, head])
+
+
+def sparse_labels(hidden):
+    x, y = draw("multilabel")
+    y[hidden] = -1
+    return x, y
+
+
+def validate_rank(rank, world, hidden):
+    with ranks.as_torchrun(rank, world, GROUP_RANK=0, TORCHELASTIC_RUN_ID="test"):
+        x, y = sparse_labels(hidden)
+        part = slice(rank * ROWS // world, (rank + 1) * ROWS // world)
+        module, trainer = TwoHeads(), make_trainer(devices=world, strategy="ddp", use_distributed_sampler=False)
+        trainer.validate(module, DataLoader(TensorDataset(x[part], y[part]), 8), verbose=False)
+        return {k: v.item() for k, v in trainer.callback_metrics.items()}
+
+
+@pytest.mark.parametrize(
+    "hidden", [(slice(ROWS // 2, ROWS // 2 + 8), 0), (slice(ROWS // 2, None), 1)], ids=["first of a rank", "all of it"]
+)
+def test_ranks_may_call_their_losses_in_another_order_or_not_at_all(hidden):
+    x, y = sparse_labels(hidden)
+    scores = TwoHeads().model(x).detach()
+    for logged in ranks.run(validate_rank, 2, 2, hidden):
+        for head, name in enumerate(("loss_fn", "other")):
+            known = y[:, head] >= 0
+            expected = sl.score(scores[known, head], y[known, head], "f1").item()
+            assert logged[f"val_{name}_f1"] == pytest.approx(expected, abs=1e-6)
+
+
+class TwoLoaders(Module):
+    def validation_step(self, batch, _, dataloader_idx=0):
+        self.loss_fn(self(batch[0]), batch[1])
+
+
+def test_each_loader_is_scored_by_itself():
+    module, trainer = TwoLoaders(), make_trainer()
+    trainer.validate(module, [loader(), loader(seed=1)], verbose=False)
+    for place in (0, 1):
+        x, y = draw(seed=place)
+        expected = sl.score(module.model(x).detach(), y, "f1").item()
+        assert trainer.callback_metrics[f"val_f1/dataloader_idx_{place}"].item() == pytest.approx(expected, abs=1e-6)
+
+
 def test_missing():
     code = "import sys; sys.modules['lightning'] = None; import stepless.integrations.lightning"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

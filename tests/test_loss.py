@@ -460,6 +460,25 @@ def test_training_meets_a_constraint_that_costs_recall(constraint, seed):
     assert loss_fn.score(held, target) > 0.5
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(("metric", "constraint", "least"), [("f1", "fpr <= 0.01", 0.7), ("recall", "fp <= 3", 0.5)])
+@pytest.mark.usefixtures("one_thread")
+def test_a_network_that_is_sure_of_the_wrong_thing_is_pulled_back(metric, constraint, least, seed):
+    """Logits of 20 and more: the loss's own step has no slope there."""
+    random = generator(0)
+    x = torch.randn(400, 6, generator=random)
+    target = ((x @ torch.randn(6, 1, generator=random) + torch.randn(400, 1, generator=random))[:, 0] > 1).long()
+    torch.manual_seed(seed)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1), torch.nn.Flatten(0))
+    loss_fn, optimizer = MetricLoss(metric, subject_to=constraint), torch.optim.Adam(net.parameters(), lr=0.01)
+    for _ in range(1000):
+        optimizer.zero_grad()
+        loss_fn(net(x), target).backward()
+        optimizer.step()
+    assert max(loss_fn.violations(net(x).detach(), target).values()) <= 0
+    assert loss_fn.score(net(x).detach(), target) > least
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_training_meets_a_constraint_on_classes():
     x, target = clouds([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], 3.0)

@@ -205,3 +205,20 @@ def test_counts_do_not_overflow_in_half_precision():
         assert torch.equal(loss_fn.remembered, kept)
     assert loss_fn(torch.zeros(10), torch.ones(10)).isfinite()
     assert loss_fn.double().remembered.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"per_image": True}, {"threshold": (0.3, 0.6)}, {"blend": 0.3}, {"subject_to": "recall >= 0.5"}]
+)
+def test_of_two_classes_its_size_is_known_from_the_beginning(settings):
+    """So a model that holds the loss can be averaged, and loaded by tools that do not ask it."""
+    model = torch.nn.ModuleDict(
+        {"net": torch.nn.Linear(3, 1), "loss": sl.MetricLoss("f1", memory=sl.Memory(8), **settings)}
+    )
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    size = model["loss"].remembered.numel()
+    x, y = torch.randn(8, 3), torch.tensor([[0.0], [1.0]] * 4)
+    model["loss"](model["net"](x), y).backward()
+    assert model["loss"].remembered.numel() == size > 0
+    averaged.update_parameters(model)
+    torch.testing.assert_close(averaged.module["loss"].remembered, model["loss"].remembered)

@@ -21,7 +21,7 @@ from stepless.outcome import Column
 from stepless.registry import Metric
 from stepless.reliability import brier, log_loss, reliability
 from stepless.report import embedded, render_report, write_report
-from stepless.report_data import page_data
+from stepless.report_data import chosen_metric, metric_name, page_data
 from stepless.report_formulas import is_priced, trace
 
 from .outcomes import HOSTILE, make
@@ -355,3 +355,15 @@ def test_sizes_are_bounded(tmp_path):
     assert len(render_report(labels)) < 2_000_000
     write_report(large, tmp_path / "a.html")
     assert (tmp_path / "a.html").stat().st_size < 1_000_000
+
+
+def test_costs_are_in_the_order_of_the_classes():
+    """Of classes bad and good, the first of which is positive."""
+    metric = sl.METRICS["cost"].bind(costs=[[0, 10], [1, 0]])
+    outcome = replace(
+        make(), metric="cost", metric_options={"costs": [[0, 10], [1, 0]]}, classes=("bad", "good"),
+        positive="bad", resolved=None,
+    )  # fmt: skip
+    assert chosen_metric(outcome).option("costs") == ((0, 1), (10, 0))
+    assert chosen_metric(replace(outcome, positive="good")) == metric
+    assert metric_name(outcome) == metric_name(replace(outcome, positive="good"))

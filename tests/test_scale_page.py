@@ -51,12 +51,12 @@ def test_the_fit_finds_a_known_model(latency):
         ("f1", {"task": "multilabel", "average": "samples"}, 10, 2),
         ("jaccard", {"per_image": True}, 10, 2),
         ("f1", {"threshold": (0.3, 0.5, 0.7)}, 1, 12),
-        ("recall", {"subject_to": "precision >= 0.9"}, 1, 8),
+        ("recall", {"subject_to": "precision >= 0.9"}, 1, 12),
         ("f1", {"blend": 0.5}, 1, 4 + 4),
         ("f1", {"blend": 0.5, "task": "multiclass"}, 10, 40 + 20),
         ("f1", {"blend": 0.5, "task": "multilabel"}, 10, 40 + 40),
         ("f1", {"task": "multilabel", "average": "samples", "threshold": [(0.3,), (0.5,), (0.7,)]}, 10, 6),
-        ("jaccard", {"per_image": True, "subject_to": "precision >= 0.9"}, 10, 8),
+        ("jaccard", {"per_image": True, "subject_to": "precision >= 0.9"}, 10, 12),
     ],
 )
 def test_what_is_sent(metric, settings, classes, numbers):

@@ -11,10 +11,12 @@ beside activations, and finds ∂loss/∂scores; the second pass back-propagates
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -66,12 +68,12 @@ def accumulate(loss_fn: MetricLoss, model: nn.Module, micro_batches: Iterable[An
         )
     total: _Sums | _Scores = _Scores(loss_fn) if isinstance(loss_fn, RankingLoss) else _Sums(loss_fn)
     listed = isinstance(micro_batches, list | tuple)  # these hold the same batches still
-    start, drawn, seen = _random_state(model), [], []
+    start, drawn, seen = _Chance.now(model), [], []
     # without gradients there is nothing to synchronise, so the wrapper may wait for the second pass
     bare = model.module if isinstance(model, DistributedDataParallel) else model
     with torch.no_grad(), _buffers_restored(bare):
         for batch in micro_batches:
-            drawn.append(_random_state(model))
+            drawn.append(_Chance.now(model))
             seen.append(() if listed else _fingerprint(batch))
             total.add(*_call(bare, batch))
     if not drawn:
@@ -80,11 +82,11 @@ def accumulate(loss_fn: MetricLoss, model: nn.Module, micro_batches: Iterable[An
         loss = total.settle()
 
     again = 0
-    _restore(start)  # an order that is drawn from these numbers is drawn again
+    start.restore()  # an order that is drawn from these numbers is drawn again
     for again, batch in enumerate(micro_batches, start=1):
         if again > len(drawn) or (not listed and seen[again - 1] != _fingerprint(batch)):
             raise ValueError(_CHANGED)
-        _restore(drawn[again - 1])
+        drawn[again - 1].restore()
         with _quiet(model, last=again == len(drawn)):
             share = total.share(again - 1, *_call(model, batch))
             (share if scaler is None else scaler.scale(share)).backward()
@@ -209,13 +211,24 @@ def _fingerprint(batch: Any) -> tuple[str, ...]:
     return tuple(prints)
 
 
-def _random_state(model: nn.Module) -> tuple[Tensor, dict[int, Tensor]]:
-    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
-    return torch.get_rng_state(), {index: torch.cuda.get_rng_state(index) for index in devices if index is not None}
+class _Chance(NamedTuple):
+    """Where the generators stand that a forward may draw from: dropout is torch's, a layer may be dropped by others."""
 
+    of_torch: Tensor
+    of_cuda: dict[int, Tensor]
+    of_python: Any
+    of_numpy: Any
 
-def _restore(random: tuple[Tensor, dict[int, Tensor]]) -> None:
-    """Draw the random numbers of the first pass again; what comes after goes on from there, as after one pass."""
-    torch.set_rng_state(random[0])
-    for index, state in random[1].items():
-        torch.cuda.set_rng_state(state, index)
+    @classmethod
+    def now(cls, model: nn.Module) -> _Chance:
+        devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+        cuda = {index: torch.cuda.get_rng_state(index) for index in devices if index is not None}
+        return cls(torch.get_rng_state(), cuda, random.getstate(), np.random.get_state())
+
+    def restore(self) -> None:
+        """Draw the numbers of the first pass again; what comes after goes on from there, as after one pass."""
+        torch.set_rng_state(self.of_torch)
+        for index, state in self.of_cuda.items():
+            torch.cuda.set_rng_state(state, index)
+        random.setstate(self.of_python)
+        np.random.set_state(self.of_numpy)

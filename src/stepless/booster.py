@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Collection
 from dataclasses import replace
 from numbers import Integral, Real
@@ -164,6 +165,12 @@ class MetricBooster(Predicting):
                 )
                 for form in forms
             ]  # fmt: skip
+        if not any(_tells_apart(growth, folds) for growth in growths):
+            warnings.warn(
+                f"no tree of {self.library} has found a split, so every row gets the same score and the same decision."
+                " It may be that a class has too few rows: give more of them, or let leaves be smaller by params.",
+                stacklevel=2,
+            )
         choice = self._choose(growths, rule, target, weight, folds)
         if not folds:  # the score is that of rows the trees have grown on
             choice = replace(choice, option=replace(choice.option, score=math.nan))
@@ -197,7 +204,8 @@ class MetricBooster(Predicting):
             if not isinstance(name, str):
                 raise TypeError(f"params must hold the library's parameters by their names; got {name!r} for a name.")
         seed = self.random_state
-        seed = int(seed) if isinstance(seed, Integral) else int(check_random_state(seed).randint(2**31 - 1))
+        random = check_random_state(seed)  # which refuses what is no seed
+        seed = int(seed) if isinstance(seed, Integral) else int(random.randint(2**31 - 1))
         return Settings(
             self.library, int(self.n_estimators), float(rate), dict(self.params or {}), seed % 2**31,
             _threads(self.n_jobs),
@@ -253,7 +261,7 @@ class MetricBooster(Predicting):
         y, w = target[rows], None if weight is None else weight[rows]
         free = rule.subject_to is None  # constraints are met by what is tuned on true labels alone
         if self.threshold == "expected" and folds and free and foreseeable(rule, calibrate=self.calibrate):
-            return expected(held, rule, y, w, calibrate=self.calibrate)
+            return expected(held, rule, y, w, numbers, calibrate=self.calibrate)
         cut: Any = "tuned" if self.threshold == "expected" else self.threshold
         if not folds and free and isinstance(cut, str):
             cut = "half"  # of rows that the trees have grown on there is nothing to be learned about the cut
@@ -294,6 +302,12 @@ def _threads(n_jobs: Any) -> int:
         raise ValueError(f"n_jobs must be a number of threads, or −1 for all; got {n_jobs!r}.")
     threads = int(n_jobs)
     return threads if threads > 0 else max(1, (os.cpu_count() or 1) + 1 + threads)
+
+
+def _tells_apart(growth: Growth, folds: Collection[NDArray[np.intp]]) -> bool:
+    """Whether any two rows of a fold get different scores."""
+    ends = np.cumsum([len(fold) for fold in folds])[:-1]
+    return any(bool(np.ptp(part, axis=0).any()) for part in np.split(growth.ensemble.held, ends.astype(int)))
 
 
 def _are_distinct(matrix: NDArray[np.float32]) -> bool:

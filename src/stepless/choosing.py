@@ -174,7 +174,7 @@ def choose(
     elif count > 1:
         ways.append(("average", (1 / count,) * count))
     if cut == "expected" and foreseeable(rule, calibrate=calibrate) and not constraints and _can_tune(rule, target):
-        return _best_expected(ensembles, ways, rule, target, weight, calibrate=calibrate)
+        return _best_expected(ensembles, ways, rule, target, weight, folds, calibrate=calibrate)
     if not isinstance(cut, str):
         return _best_given(ensembles, ways, rule, target, weight, given_cut(cut, rule), calibrate=calibrate)
     tuned = [True] if constraints or cut == "tuned" else [False] if cut == "half" else [False, True]
@@ -205,12 +205,12 @@ def choose(
 
 def _best_expected(
     ensembles: Sequence[Ensemble], ways: Sequence[tuple[str, tuple[float, ...]]], rule: Rule, target: NDArray[Any],
-    weight: NDArray[Any] | None, *, calibrate: bool,
+    weight: NDArray[Any] | None, folds: NDArray[np.int64], *, calibrate: bool,
 ) -> Choice:  # fmt: skip
     """The best of some ways, each at the threshold that is best in expectation."""
     found = {}
     for name, weights in ways:
-        choice = expected(_scores(ensembles, weights, rule), rule, target, weight, calibrate=calibrate)
+        choice = expected(_scores(ensembles, weights, rule), rule, target, weight, folds, calibrate=calibrate)
         option = replace(choice.option, name=name, weights=weights)
         found[option] = replace(choice, option=option)
     return replace(found[_best([*found], rule)], options=tuple(found))
@@ -236,7 +236,10 @@ def foreseeable(rule: Rule, *, calibrate: bool) -> bool:
     return rule.task == "binary" or (calibrate and rule.average != "samples")
 
 
-def expected(held: Floats, rule: Rule, target: NDArray[Any], weight: NDArray[Any] | None, *, calibrate: bool) -> Choice:
+def expected(
+    held: Floats, rule: Rule, target: NDArray[Any], weight: NDArray[Any] | None, folds: NDArray[np.int64], *,
+    calibrate: bool,
+) -> Choice:  # fmt: skip
     """Calibrate held-out scores, and cut where the metric is best if rows are of a class as often as that says.
 
     The best cut on true labels follows each of them, and of a rare class there are few. A calibration is a smooth fit
@@ -248,6 +251,7 @@ def expected(held: Floats, rule: Rule, target: NDArray[Any], weight: NDArray[Any
         rule: What is decided, and how it is scored.
         target: Of these rows.
         weight: Of these rows.
+        folds: The fold of each.
         calibrate: Whether probabilities are to be the calibrated ones; the cut is the same either way. For several
             classes and labels they are.
     """
@@ -255,7 +259,7 @@ def expected(held: Floats, rule: Rule, target: NDArray[Any], weight: NDArray[Any
     p = calibration.probabilities(held)
     threshold: float | tuple[float, ...]
     if rule.task == "binary":
-        threshold, calibration = _expected_cut(p, rule, weight, calibration, calibrate=calibrate)
+        threshold, calibration = _expected_cut(p, rule, weight, folds, calibration, calibrate=calibrate)
     else:
         threshold = _expected_cuts(p, rule, weight)
     score = rule.score(rule.decide(calibration.probabilities(held), threshold), target, weight)
@@ -279,12 +283,16 @@ def _expected_cuts(p: Floats, rule: Rule, weight: NDArray[Any] | None) -> tuple[
 
 
 def _expected_cut(
-    p: Floats, rule: Rule, weight: NDArray[Any] | None, calibration: Calibration, *, calibrate: bool
-) -> tuple[float, Calibration]:
+    p: Floats, rule: Rule, weight: NDArray[Any] | None, folds: NDArray[np.int64], calibration: Calibration, *,
+    calibrate: bool,
+) -> tuple[float, Calibration]:  # fmt: skip
     """The threshold at which the metric of two classes is best in expectation, and the calibration it is for."""
     cut = tune_threshold(p, p, rule.resolved, None, weight, inputs="probabilities").threshold
     assert isinstance(cut, float)
-    cut = _leave_some(cut, p, weight)
+    if any(np.ptp(p[folds == fold]) > _SAME for fold in np.unique(folds)):
+        cut = _leave_some(cut, p, weight)
+    elif (p >= cut).any():  # no model tells rows apart, and folds differ by chance: it is all rows or none
+        cut = -math.inf
     if not calibrate:
         plain = Identity("binary")
         cut = cut if math.isinf(cut) else float(plain.probabilities(calibration.inverse([cut]))[0])

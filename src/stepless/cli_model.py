@@ -80,8 +80,8 @@ def run_train(
         distributed: Whether the ranks of torchrun share the work.
         json_too: Whether to answer in JSON.
     """
-    won = None if before is None else _winner(Path(before))
-    key = contestant or won or DEFAULT_CONTESTANT
+    compared = None if before is None else _compared(Path(before))
+    key = contestant or (DEFAULT_CONTESTANT if compared is None else compared.winner)
     check_names((key,))
     if distributed and CONTESTANTS[key].fit.startswith("boosting"):
         raise TableError(f"--distributed shares networks among ranks; {CONTESTANTS[key].name} grows trees in threads.")
@@ -98,7 +98,10 @@ def run_train(
             cli_data.show_columns(problem)
             note(f"fitting: {CONTESTANTS[key].name}")
         began = time.monotonic()
-        fitted = _fitted(key, _aim(asked, problem), problem, shown=first and sys.stderr.isatty())
+        aim = _aim(asked, problem)
+        if compared is not None and compared.task == aim.task == "binary":
+            aim = replace(aim, pos_label=compared.positive)  # other rows may have the other class for the rarer one
+        fitted = _fitted(key, aim, problem, shown=first and sys.stderr.isatty())
         if not first:
             return
     model = fitted.model_
@@ -123,13 +126,13 @@ def _fitted(key: str, aim: Aim, problem: cli_data.Problem, *, shown: bool) -> An
     return read_fit(contestant, replace(fit, build=build)(aim, problem.X, problem.y, problem.weight))
 
 
-def _winner(folder: Path) -> str:
+def _compared(folder: Path) -> Outcome:
     if not (folder / COMPARISON).exists():
         raise TableError(
             f"{folder} holds no finished comparison ({COMPARISON} is not there). Run stepless compare first, with"
             " --resume if it was stopped, or name a contestant without --from."
         )
-    return Outcome.from_json(folder / COMPARISON).winner
+    return Outcome.from_json(folder / COMPARISON)
 
 
 def _aim(asked: Asked, problem: cli_data.Problem) -> Aim:

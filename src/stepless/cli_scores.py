@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from stepless.cli_asked import Asked
 from stepless.cli_data import classes_of, odd_cell, parts, positive_of, sorted_classes, weights_of, yes_no_of
 from stepless.console import answers, as_json, grid, note, say
+from stepless.formula import resolve, with_costs_of_decisions
 from stepless.metrics import METRICS
 from stepless.outcome import format_number, format_range
 from stepless.ranking import RANKINGS
@@ -38,6 +39,8 @@ def run_tune(asked: Asked, score: str, *, inputs: str | None, resamples: int, js
         )
     scores = np.stack([_scores(table, name) for name in columns], 1)
     classes: list[Any]
+    weight = None if asked.weight is None else weights_of(table, asked.weight)
+    metric = resolve(asked.metric, maximize=False if asked.minimize else None, **asked.metric_options)
     if len(targets) > 1:
         if len(columns) != len(targets):
             raise TableError(f"{len(targets)} targets need as many columns of scores; --score names {len(columns)}.")
@@ -55,7 +58,9 @@ def run_tune(asked: Asked, score: str, *, inputs: str | None, resamples: int, js
                 f"{table.file}, column {targets[0]!r} has {len(found)} classes; --score then names one column for each."
             )
         named = positive_of(table, targets[0], labels, asked.positive)
-        yes = found[positive_class(found, labels, named)]
+        place = positive_class(found, labels, named, weight)
+        yes = found[place]
+        metric = with_costs_of_decisions(metric, place)
         task, classes, target, scores = (
             "binary",
             [yes.item() if hasattr(yes, "item") else yes],
@@ -64,11 +69,10 @@ def run_tune(asked: Asked, score: str, *, inputs: str | None, resamples: int, js
         )
     if asked.positive is not None and task != "binary":
         raise TableError(f"--positive is for two classes; this is a {task} table.")
-    weight = None if asked.weight is None else weights_of(table, asked.weight)
     given = inputs or ("probabilities" if task == "multiclass" else "scores")
     tuned = tune_threshold(
-        scores, target.astype(np.int64), asked.metric, asked.subject_to, weight, task=task, average=asked.average,
-        inputs=given, maximize=False if asked.minimize else None, random_state=asked.seed, **asked.metric_options,
+        scores, target.astype(np.int64), metric, asked.subject_to, weight, task=task, average=asked.average,
+        inputs=given, random_state=asked.seed,
     )  # fmt: skip
     interval = tuned.interval(resamples, random_state=asked.seed) if resamples else None
     cautions = _turned(scores, target == 1, classes[0], found) if task == "binary" else []

@@ -13,12 +13,11 @@ from stepless.cautions import describe_columns, find_cautions
 from stepless.cells import CellFolder, describe_run
 from stepless.comparison_input import (
     class_names,
+    counted_rows,
     make_rule,
     read_counts,
-    read_groups,
     read_labels,
     read_rows,
-    read_weight,
 )
 from stepless.constraints import Constraint, parse_constraints
 from stepless.contestants import BASELINE, CONTESTANTS, Aim, choose_contestants
@@ -113,10 +112,9 @@ def compare(
     labels, found, target_y = read_labels(y)
     if len(target_y) != table.rows:
         raise ValueError(f"X and y must have as many rows; X has {table.rows} and y {len(target_y)}.")
+    table, target_y, weight, group_codes = counted_rows(table, target_y, sample_weight, groups)
     rule = make_rule(found, task, target_y, metric, maximize, metric_options, subject_to, average, pos_label, seed)
     target = rule.encode(target_y)
-    weight = read_weight(sample_weight, table.rows)
-    group_codes = read_groups(groups, table.rows)
     folds, repeats = read_counts(folds, repeats, seed, table.rows)
     constraints = parse_constraints(subject_to)
     chosen, left_out = choose_contestants(

@@ -106,7 +106,18 @@ def make_rule(
     return rule
 
 
-def read_weight(sample_weight: Any, rows: int) -> NDArray[np.float64] | None:
+def counted_rows(
+    table: Table, y: NDArray[Any], sample_weight: Any, groups: Any
+) -> tuple[Table, NDArray[Any], NDArray[np.float64] | None, NDArray[np.int64] | None]:
+    """The rows with their weights and groups, checked; those of weight 0 are none, and left out of everything."""
+    weight, codes = _read_weight(sample_weight, table.rows), _read_groups(groups, table.rows)
+    if weight is None or weight.all():
+        return table, y, weight, codes
+    kept = np.flatnonzero(weight)
+    return table.take(kept), y[kept], weight[kept], None if codes is None else codes[kept]
+
+
+def _read_weight(sample_weight: Any, rows: int) -> NDArray[np.float64] | None:
     """The weights, checked."""
     if sample_weight is None:
         return None
@@ -121,7 +132,7 @@ def read_weight(sample_weight: Any, rows: int) -> NDArray[np.float64] | None:
     return weight
 
 
-def read_groups(groups: Any, rows: int) -> NDArray[np.int64] | None:
+def _read_groups(groups: Any, rows: int) -> NDArray[np.int64] | None:
     """The groups as numbers; a missing one is a group of its own for each row."""
     if groups is None:
         return None

@@ -115,7 +115,7 @@ def cells(batch: Batch, decision: Array, unit: Unit, *, labels: bool, overlap: O
 
     yes, no = target, 1 - target
     if overlap == "min":
-        tp, tn = minimum(decision, yes), minimum(1 - decision, no)
+        tp, tn = _overlap(decision, yes), _overlap(1 - decision, no)
         four = [tp, decision - tp, yes - tp, tn]
     else:
         four = [decision * yes, decision * no, (1 - decision) * yes, (1 - decision) * no]
@@ -123,6 +123,11 @@ def cells(batch: Batch, decision: Array, unit: Unit, *, labels: bool, overlap: O
     classes = target.shape[1] if 1 in kept and unit != "sample" else 1
     thresholds = decision.shape[0] if decision.ndim > target.ndim else 1
     return namespace(target).stack(sums, -1).reshape(thresholds, -1, classes, 4)
+
+
+def _overlap(decision: Array, share: Array) -> Array:
+    """The smaller of two shares; with a label of 0 or 1 the product, of which a tie there has the slope of one side."""
+    return namespace(decision).where((share <= 0) | (share >= 1), decision * share, minimum(decision, share))
 
 
 def class_cells(batch: Batch, decision: Array, unit: Unit, *, overlap: Overlap = "expected") -> Array:
@@ -142,7 +147,7 @@ def class_cells(batch: Batch, decision: Array, unit: Unit, *, overlap: Overlap =
         yes = batch.target
         no = yes.sum(1)[:, None] - yes
         if overlap == "min":
-            hit, miss = minimum(decision, yes), minimum(1 - decision, no)
+            hit, miss = _overlap(decision, yes), _overlap(1 - decision, no)
             four = [hit, decision - hit, yes - hit, miss]
         else:
             four = [decision * yes, decision * no, (1 - decision) * yes, (1 - decision) * no]

@@ -16,7 +16,7 @@ from stepless.counts import Counts
 from stepless.formula import resolve
 from stepless.metrics import METRICS
 from stepless.registry import Metric
-from stepless.sweep import Floats, Sweep, score_counts
+from stepless.sweep import Floats, Sweep, score_counts, sweep
 from stepless.thresholds import tune_threshold
 
 
@@ -85,7 +85,7 @@ def roc(scores: Any, target: Any, sample_weight: Any = None) -> Roc:
         >>> curve.area
         0.75
     """
-    swept = _sweep(scores, target, sample_weight)
+    swept = _sweep(scores, target, sample_weight, ranked=True)
     return Roc(_value("fpr", swept), _value("recall", swept), swept.thresholds)
 
 
@@ -102,7 +102,7 @@ def precision_recall(scores: Any, target: Any, sample_weight: Any = None) -> Pre
         >>> curve.precision.round(2), curve.recall
         (array([1.  , 1.  , 0.5 , 0.67, 0.5 ]), array([0. , 0.5, 0.5, 1. , 1. ]))
     """
-    swept = _sweep(scores, target, sample_weight)
+    swept = _sweep(scores, target, sample_weight, ranked=True)
     return PrecisionRecall(_value("precision", swept, zero_division=1.0), _value("recall", swept), swept.thresholds)
 
 
@@ -187,9 +187,10 @@ def net_benefit_curve(scores: Any, target: Any, sample_weight: Any = None, *, th
     return NetBenefit(points, benefit(entries), benefit(everybody), np.zeros(len(points)))
 
 
-def _sweep(scores: Any, target: Any, sample_weight: Any, inputs: str = "scores") -> Sweep:
-    """The counts at every cut, of what `tune_threshold` has checked."""
-    return tune_threshold(scores, target, "accuracy", sample_weight=sample_weight, inputs=inputs).sweeps[0]
+def _sweep(scores: Any, target: Any, sample_weight: Any, inputs: str = "scores", *, ranked: bool = False) -> Sweep:
+    """The counts at every cut, of what `tune_threshold` has checked; ``ranked``: also above a score of infinity."""
+    tuned = tune_threshold(scores, target, "accuracy", sample_weight=sample_weight, inputs=inputs)
+    return sweep(tuned.data.x, tuned.data.y, tuned.data.w) if ranked else tuned.sweeps[0]
 
 
 def _value(name: str, swept: Sweep, **options: Any) -> Floats:

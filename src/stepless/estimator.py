@@ -459,6 +459,7 @@ class MetricClassifier(Predicting):
 
     def _seed(self) -> int:
         if isinstance(self.random_state, Integral):
+            check_random_state(self.random_state)  # which refuses what is no seed
             return int(self.random_state) % 2**31
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 

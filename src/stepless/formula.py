@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,6 +42,23 @@ _FIRST_PARTS: dict[type[ast.expr], str] = {
 }  # fmt: skip
 
 Evaluate = Callable[[Counts], Array]
+
+
+def with_costs_of_decisions(metric: Metric, positive: int) -> Metric:
+    """The metric with a 2×2 matrix of costs, which is written in the order of two classes, in that of no and yes.
+
+    Args:
+        metric: Any; one without such a matrix stays as it is.
+        positive: The place of the class that is yes.
+
+    Example:
+        >>> with_costs_of_decisions(METRICS["cost"].bind(costs=[[0, 10], [1, 0]]), 0).option("costs")
+        ((0, 1), (10, 0))
+    """
+    costs = dict(metric.options).get("costs")
+    if positive == 1 or not isinstance(costs, tuple) or [len(row) for row in costs if isinstance(row, tuple)] != [2, 2]:
+        return metric
+    return metric.bind(costs=[row[::-1] for row in costs[::-1]])
 
 
 def resolve(metric: Any, *, maximize: bool | None = None, **options: Any) -> Metric:
@@ -216,7 +234,11 @@ class SafeCount:
             return cls(root(plain[0]))
         if func in (torch.pow, torch.float_power) and isinstance(plain[1], int | float):
             return cls(_power(plain[0], plain[1]))
-        result = func(*plain, **{k: _value(v) for k, v in (kwargs or {}).items()})
+        named = {k: _value(v) for k, v in (kwargs or {}).items()}
+        if isinstance(counts := _first_count(args), np.ndarray | np.generic):  # where thresholds are tuned
+            result = func(*map(_as_tensors, plain), **named)
+            return cls(result.numpy().astype(counts.dtype)) if isinstance(result, Tensor) else result
+        result = func(*plain, **named)
         return cls(result) if isinstance(result, Tensor) else result
 
     def __add__(self, other: Any) -> SafeCount:
@@ -271,6 +293,21 @@ def for_formulas(function: Callable[..., Array]) -> Callable[..., Array]:
         return function(*args, **options)
 
     return accepting
+
+
+def _first_count(args: Any) -> Any:
+    """The array that the first count among arguments holds; they may stand in a list, as for torch.stack."""
+    for arg in args:
+        found = _first_count(arg) if isinstance(arg, tuple | list) else getattr(arg, "value", None)
+        if found is not None:
+            return found
+    return None
+
+
+def _as_tensors(x: Any) -> Any:
+    if isinstance(x, tuple | list):
+        return type(x)(map(_as_tensors, x))
+    return torch.as_tensor(x) if isinstance(x, np.ndarray | np.generic) else x
 
 
 def _value(x: Any) -> Any:

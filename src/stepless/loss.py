@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stepless.constraints import parse_constraints
+from stepless.constraints import FarReaching, parse_constraints
 from stepless.cross_entropy import cross_entropy_sums, mean_cross_entropy
 from stepless.dispatch import FUSED_CPU, TRITON_CLASSES, TRITON_DECISIONS, Dispatcher
 from stepless.distributed import Gradients, make_reducer, world_size
@@ -34,6 +34,8 @@ DEFAULT_STEP = Linear(delta=0.1)
 _MULTIPLIER_RATE, _MULTIPLIER_CAP = 1.0, 100.0
 #: A constraint pulls until it holds by this much, so that the last step does not end a sample short of it.
 _MARGIN = 0.01
+#: How hard it pulls what is far from the threshold, times how hard it pulls what is near.
+_FAR = 2.0
 _PATIENCE = 100  # forwards of a scheduled loss without advance() before it warns
 
 
@@ -146,12 +148,19 @@ class MetricLoss(nn.Module):
         with torch.inference_mode(False):  # what inference mode makes cannot be written to outside of it
             self.register_buffer("progress", torch.zeros(()), persistent=schedule is not None)
             self.register_buffer("multipliers", torch.ones(len(self.constraints)), persistent=bool(self.constraints))
-            self.register_buffer("remembered", torch.zeros(0), persistent=memory is not None)
+            self.register_buffer("remembered", self._nothing_yet(), persistent=memory is not None)
         self.reducer = make_reducer(sync, gradients)
         # a group is the reducer's alone: it can be neither copied nor pickled
         self._sync = sync if sync is None or isinstance(sync, bool) else "group"
         self._fuse()
         self._waiting = 0
+
+    def _nothing_yet(self) -> Tensor:
+        """What is remembered at first: zeros, where their number does not wait for that of the classes."""
+        if self.memory is None or self.path.task != "binary" or torch.compiler.is_compiling():
+            return torch.zeros(0)
+        row = torch.zeros(1, 1, 1)
+        return torch.zeros_like(self._measure(self._read(row, row, None)).vector)
 
     def forward(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         """The loss of a batch."""
@@ -245,6 +254,7 @@ class MetricLoss(nn.Module):
                 check_classes(batch)
             raise
         if self.constraints:
+            blocks["far"] = self.path.tally(batch, FarReaching(), self.metrics)
             with torch.no_grad():
                 blocks["hard"] = self.path.tally(batch, Hard(), self.metrics)
         if self._blends():
@@ -253,8 +263,7 @@ class MetricLoss(nn.Module):
 
     def finish(self, state: State) -> Tensor:
         """The loss of a state: a function of its sums alone."""
-        score, *held = self.path.scores(state["soft"], self.metrics)
-        loss = self.metric.distance(score)
+        loss = self.metric.distance(self.path.scores(state["soft"], self.metrics)[0])
         if self._blends():
             share = (
                 self.blend
@@ -263,11 +272,18 @@ class MetricLoss(nn.Module):
             )
             entropy = mean_cross_entropy(state["cross_entropy"], balanced=self.cross_entropy == "balanced")
             loss = (1 - share) * loss + share * entropy
-        for constraint, soft, hard, multiplier in zip(
-            self.constraints, held, self._violations(state), self.multipliers.clone(), strict=True
+        if not self.constraints:
+            return loss
+        for hard, near, far, multiplier in zip(
+            self._violations(state["hard"].detach()),
+            self._violations(state["soft"]),
+            self._violations(state["far"]),
+            self.multipliers.clone(),
+            strict=True,
         ):
-            # The value and the activity come from the decisions themselves, the direction from the smooth counts.
-            pull = constraint.violation(soft)
+            # The value and the activity come from the decisions themselves, the direction from smooth counts: those of
+            # the loss, and those of a step that reaches rows of which the loss has made a network wrongly sure.
+            pull = near + _FAR * far
             loss = loss + multiplier.to(loss.dtype) * (hard.clamp(min=0) + (hard > -_MARGIN) * (pull - pull.detach()))
         return loss
 
@@ -352,11 +368,13 @@ class MetricLoss(nn.Module):
     def _blends(self) -> bool:
         return self.blend > 0 or (self.schedule is not None and self.schedule.blend is not None)
 
-    def _violations(self, state: State) -> list[Tensor]:
-        if not self.constraints:
-            return []
-        _, *held = self.path.scores(state["hard"].detach(), self.metrics)
-        return [constraint.violation(value) for constraint, value in zip(self.constraints, held, strict=True)]
+    def _violations(self, sums: Tensor) -> list[Tensor]:
+        """How far each constraint is from its bound, as a share of what is above 1: a formula may count rows."""
+        _, *held = self.path.scores(sums, self.metrics)
+        return [
+            constraint.violation(value) / value.detach().abs().clamp(min=max(1.0, abs(constraint.bound)))
+            for constraint, value in zip(self.constraints, held, strict=True)
+        ]
 
     def _syncs(self) -> bool:
         """Whether ranks share this batch: in training where several run, in evaluation only if asked."""
@@ -370,7 +388,7 @@ class MetricLoss(nn.Module):
             self.remembered = self.memory.keep(self.remembered, present)
         if self.constraints:
             with torch.no_grad():
-                violation = torch.stack(self._violations(state)).to(self.multipliers.dtype)
+                violation = torch.stack(self._violations(state["hard"].detach())).to(self.multipliers.dtype)
                 if self.multipliers.device != violation.device:  # moved once: every later copy would make the host wait
                     self.multipliers = self.multipliers.to(violation.device)
                 # a batch of NaN, as autocast may bring, says nothing of the constraint: its decisions are all no

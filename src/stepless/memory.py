@@ -29,8 +29,9 @@ class Memory:
     rows, among 8 to 2,048 batches (``benchmarks/memory``). There a memory paid where most batches hold no positive, and
     not where they hold one or two. Take a shorter one where training itself takes no more than a few thousand steps.
 
-    The sums are in the loss's ``state_dict``. Evaluation neither reads nor changes them; under ``torch.distributed``
-    those of all ranks are remembered, by each of them.
+    The sums are in the loss's ``state_dict``. Of two classes their number is known at once; of more, with the first
+    batch: what copies buffers from model to model, such as weight averaging, has to begin after it. Evaluation neither
+    reads nor changes the sums; under ``torch.distributed`` those of all ranks are remembered, by each of them.
 
     Attributes:
         batches: How many batches are remembered, in effect; at least 1, which is no memory.

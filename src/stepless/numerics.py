@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -213,6 +214,11 @@ def constant(values: Any, like: Array, dtype: Any = None) -> Array:
 @torch.inference_mode(False)  # a constant made for an evaluation may be wanted for training
 def _kept_constant(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype, device=device)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a setting is a whole number: Python's or numpy's, and no bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def as_tuple(values: Any) -> Any:

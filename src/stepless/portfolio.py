@@ -128,7 +128,8 @@ def make_folds(target: NDArray[Any], task: Task, n: int, seed: int, *, share: fl
     """
     parts = n if n > 1 else max(2, min(round(1 / share), len(target)))
     if len(target) < parts:
-        raise ValueError(f"{len(target)} rows cannot be held out in {parts} folds; give more rows, or lower n_members.")
+        remedy = ", or lower n_members" if n > 1 else ""
+        raise ValueError(f"{len(target)} rows cannot be held out in {parts} folds; give more rows{remedy}.")
     random = np.random.default_rng(seed)
     groups = (
         [np.arange(len(target))] if task == "multilabel" else [np.flatnonzero(target == k) for k in np.unique(target)]

@@ -17,11 +17,11 @@ from stepless.model import Model
 from stepless.params import check_savable, from_json
 from stepless.ranking import is_ranking
 from stepless.rules import Rule, positive_class, read_options
-from stepless.tuned import read_target
+from stepless.tuned import read_target, read_weight
 
 with needs("stepless's estimators need scikit-learn", "sklearn", "sklearn"):
     from sklearn.base import BaseEstimator, ClassifierMixin
-    from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted
+    from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 
 #: Checks of scikit-learn's `check_estimator` that a classifier of ours may fail, and why: pass it as
@@ -80,9 +80,9 @@ class Predicting(ClassifierMixin, BaseEstimator):
                 f"the metric of this model, {self.model_.metric}, was a function; that is code, and so it was not"
                 " saved. Score what predict gives, for example with stepless.score."
             )
+        check_consistent_length(X, y)
         target = rule.encode(read_target(y, rule.task)[1])
-        weight = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
-        value = rule.score(self.model_.decide(table), target, weight)
+        value = rule.score(self.model_.decide(table), target, read_weight(sample_weight, table.rows))
         return value if rule.resolved.greater_is_better else -value
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -148,11 +148,8 @@ class Predicting(ClassifierMixin, BaseEstimator):
         task, y = read_target(y)
         self._check_task(task)
         check_consistent_length(X, y)
-        weight = None
-        if sample_weight is not None:
-            weight = _check_sample_weight(sample_weight, np.empty((table.rows, 1)), ensure_non_negative=True)
-            if not weight.any():  # which not every version of scikit-learn says
-                raise ValueError("Sample weights must contain at least one non-zero number.")
+        weight = read_weight(sample_weight, table.rows)
+        if weight is not None:
             kept = np.flatnonzero(weight)
             if len(kept) < table.rows:
                 table, y, weight = table.take(kept), y[kept], weight[kept]

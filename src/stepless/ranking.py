@@ -26,7 +26,7 @@ from torch import Tensor
 from stepless import ordering
 from stepless.formula import names
 from stepless.metrics import METRICS
-from stepless.numerics import as_tuple, constant, ratio
+from stepless.numerics import as_tuple, constant, is_whole, ratio
 from stepless.ordering import Ranked, rank
 from stepless.registry import SETTINGS, Registry, snake_case
 from stepless.tasks import Batch, Inputs, Task, as_tensor, check_classes, check_task, check_values, read
@@ -114,7 +114,9 @@ class Ranking:
             return f"option {name!r} of {self.name!r} is for its loss and has no effect on the score; leave it out."
         near = difflib.get_close_matches(name, [*known, *SETTINGS], n=2)
         hint = f"did you mean {' or '.join(map(repr, near))}?"
-        if not near:
+        if name in SETTINGS:
+            hint = "it is a setting of losses of decisions, which a ranking does not make; leave it out."
+        elif not near:
             hint = f"it has {', '.join(map(repr, known))}." if known else "it has none."
         return f"metric {self.name!r} has no option {name!r}; {hint}"
 
@@ -378,7 +380,7 @@ def make_ranker(
     if average not in (None, "macro") and (training or average != "none"):
         each = "" if training else ", or with average='none' one score a class"
         raise ValueError(f"{ranking.name!r} of several classes is their macro mean{each}; got average={average!r}.")
-    if ignore_index is not None and (not isinstance(ignore_index, int) or isinstance(ignore_index, bool)):
+    if ignore_index is not None and not is_whole(ignore_index):
         raise TypeError(f"ignore_index must be an integer; got {ignore_index!r}.")
     return Ranker(bound, task, average or "macro", inputs, ignore_index, _class_weight(weight, task))  # type: ignore[arg-type]
 

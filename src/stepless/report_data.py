@@ -15,7 +15,7 @@ import numpy as np
 
 from stepless.constraints import Constraint, parse_constraints
 from stepless.counts import Counts
-from stepless.formula import resolve
+from stepless.formula import resolve, with_costs_of_decisions
 from stepless.metrics import METRICS
 from stepless.outcome import Entry, Outcome, Threshold, format_metric
 from stepless.registry import Metric
@@ -125,15 +125,20 @@ def chosen_metric(outcome: Outcome) -> Metric | None:
         return outcome.resolved
     try:
         named = outcome.metric.strip() in METRICS
-        return resolve(outcome.metric, maximize=None if named else outcome.maximize, **outcome.metric_options)
+        metric = resolve(outcome.metric, maximize=None if named else outcome.maximize, **outcome.metric_options)
     except (ValueError, TypeError, KeyError):
         return None
+    if outcome.task != "binary" or outcome.positive not in outcome.classes:
+        return metric
+    return with_costs_of_decisions(metric, outcome.classes.index(outcome.positive))
 
 
 def metric_name(outcome: Outcome) -> str:
     """The metric with its options, as the page shows it."""
     metric = chosen_metric(outcome)
-    return short(outcome.metric if metric is None else _titled(metric))
+    if metric is None:
+        return short(outcome.metric)
+    return short(format_metric(metric.name, {**dict(metric.options), **outcome.metric_options}))
 
 
 def _titled(metric: Metric) -> str:

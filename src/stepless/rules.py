@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,12 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepless.constraints import parse_constraints
-from stepless.formula import resolve
+from stepless.formula import resolve, with_costs_of_decisions
 from stepless.registry import Metric
 from stepless.scoring import make_path, score
 from stepless.tasks import Task
 from stepless.thresholds import tune_threshold
 from stepless.tuning import Tuning
+
+#: Classes whose counts differ by no more than this share of the rows may change places from one fold to the next.
+_NEAR_EVEN = 0.02
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,9 @@ class Rule:
 
     @property
     def resolved(self) -> Metric:
-        """The metric."""
-        return resolve(self.metric, **self.options)
+        """The metric, as it is for no and yes of two classes."""
+        metric = resolve(self.metric, **self.options)
+        return with_costs_of_decisions(metric, self.positive) if self.task == "binary" else metric
 
     def check(self) -> None:
         """Raise for a metric, constraints or an average that do not go together, before anything is fitted."""
@@ -136,10 +141,11 @@ class Held(NamedTuple):
         return Held(*(None if array is None else array[where] for array in self))
 
 
-def positive_class(classes: Any, y: Any, pos_label: Any) -> int:
+def positive_class(classes: Any, y: Any, pos_label: Any, weight: Any = None) -> int:
     """The place of the positive one of two classes.
 
-    It is the one the user names; else 1 or True of {0, 1}, {−1, 1} or {False, True}; else the rarer one in ``y``.
+    It is the one the user names; else 1 or True of {0, 1}, {−1, 1} or {False, True}; else the rarer one in ``y``, rows
+    of weight 0 left out. Where none is clearly rarer a warning says so: other rows may make the other one positive.
 
     Example:
         >>> positive_class(np.array(["bad", "good"]), np.array(["good", "bad", "good"]), None)
@@ -152,7 +158,15 @@ def positive_class(classes: Any, y: Any, pos_label: Any) -> int:
         return int(known.index(pos_label))
     if set(known) in ({0, 1}, {-1, 1}):  # and False and True, which equal 0 and 1
         return int(known.index(1))
-    return int((y == classes[1]).sum() <= (y == classes[0]).sum())
+    counted = y if weight is None else y[weight > 0]
+    first, second = (int((counted == label).sum()) for label in classes)
+    if abs(first - second) <= _NEAR_EVEN * len(counted):
+        warnings.warn(
+            f"classes {known[0]!r} and {known[1]!r} are nearly as frequent ({first} and {second} rows), and the rarer"
+            " one is taken for positive; pass pos_label to say which one is meant.",
+            stacklevel=2,
+        )
+    return int(second <= first)
 
 
 def read_options(options: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from stepless import confusion
 from stepless.averaging import Average, evaluate, undefined
 from stepless.confusion import Cuts, Overlap, Unit
 from stepless.formula import resolve
-from stepless.numerics import Array, as_tuple, cast, namespace, ratio
+from stepless.numerics import Array, as_tuple, cast, is_whole, namespace, ratio
 from stepless.ranking import Ranking, find_ranking, score_ranking
 from stepless.registry import Metric
 from stepless.steps import Hard, Step
@@ -142,8 +142,10 @@ def make_path(
 ) -> Path:
     """Check the options against each other and settle the path; an option that would do nothing is an error."""
     check_task(task, inputs)
-    if ignore_index is not None and (not isinstance(ignore_index, int) or isinstance(ignore_index, bool)):
+    if ignore_index is not None and not is_whole(ignore_index):
         raise TypeError(f"ignore_index must be an integer; got {ignore_index!r}.")
+    if not isinstance(per_image, bool):
+        raise TypeError(f"per_image must be True or False; got {per_image!r}.")
     if overlap not in get_args(Overlap):
         raise ValueError(f'overlap must be "expected" or "min"; got {overlap!r}.')
     if weight is not None:

@@ -12,6 +12,7 @@ from stepless.constraints import parse_constraints
 from stepless.counts import Counts
 from stepless.formula import resolve
 from stepless.labels import LabelData
+from stepless.numerics import is_whole
 from stepless.offsets import ClassData
 from stepless.ranking import find_ranking
 from stepless.registry import Metric
@@ -92,6 +93,8 @@ def tune_threshold(
         raise ValueError('average="none" gives one score a class; tune a single number, such as average="macro".')
     if inputs not in get_args(ScoreInputs):
         raise ValueError(f'inputs must be "scores", "probabilities" or "logits"; got {inputs!r}.')
+    if not is_whole(restarts) or restarts < 0:
+        raise ValueError(f"restarts must be a whole number from 0 up; got {restarts!r}.")
     x, y, w = _read(scores, target, sample_weight, task, inputs)
     job = Job(resolved, constraints, task, path.average, inputs, restarts, random_state)
     kinds: dict[str, type[BinaryData | LabelData | ClassData]]
@@ -116,8 +119,9 @@ def _read(
             hint = " Pass the positive class's column, as in scores[:, 1], or name another task."
         raise ValueError(f"{task} scores must have shape {wanted}; got {x.shape}.{hint}")
     if y.shape != (x.shape if task == "multilabel" else x.shape[:1]):
-        raise ValueError(f"scores and target must have as many rows; got {x.shape} and {y.shape}.")
-    if len(x) == 0:
+        what = "labels" if x.shape[:1] == y.shape[:1] else "rows"
+        raise ValueError(f"scores and target must have as many {what}; got {x.shape} and {y.shape}.")
+    if x.size == 0:
         raise ValueError("there is nothing to tune on: scores are empty.")
     if np.isnan(x).any():
         raise ValueError(f"scores must not be NaN; {int(np.isnan(x).sum())} of {x.size} are.")

@@ -31,6 +31,7 @@ with needs("TunedThreshold needs scikit-learn", "sklearn", "sklearn"):
     from sklearn.utils.validation import (
         _check_method_params,
         _check_sample_weight,
+        check_consistent_length,
         check_is_fitted,
         has_fit_parameter,
     )
@@ -135,7 +136,7 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         """
         X, y = indexable(X, y)
         task, y = read_target(y)
-        weight = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        weight = read_weight(sample_weight, len(y))
         routed = self._route(weight, fit_params)
         rule = self._make_rule(task, X, y, weight, routed.estimator.fit)
         splits = self._split(X, y, rule, routed.splitter.split)
@@ -174,9 +175,10 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         """The metric of the decisions, greater being better: a cost or an error rate comes with its sign turned."""
         check_is_fitted(self)
         rule = self._rule
+        check_consistent_length(X, y)
         target = rule.encode(read_target(y, rule.task)[1])
-        weight = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
-        value = rule.score(rule.decide(rule.read(self.estimator_, X), self.best_threshold_), target, weight)
+        decided = rule.decide(rule.read(self.estimator_, X), self.best_threshold_)
+        value = rule.score(decided, target, read_weight(sample_weight, len(target)))
         return value if rule.resolved.greater_is_better else -value
 
     @available_if(_has("predict_proba"))
@@ -283,7 +285,7 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
                 task = "binary" if len(classes) == 2 else "multiclass"
         if task != "binary" and self.pos_label is not None:
             raise ValueError(f"pos_label={self.pos_label!r} has no effect on a {task} task; leave it out.")
-        positive = positive_class(classes, y, self.pos_label) if task == "binary" else 0
+        positive = positive_class(classes, y, self.pos_label, weight) if task == "binary" else 0
         seed = 0 if self.random_state is None else int(check_random_state(self.random_state).randint(2**31 - 1))
         options = read_options(self.metric_options)
         if is_ranking(self.metric):
@@ -416,6 +418,16 @@ def read_target(y: Any, task: Task | None = None) -> tuple[Task, Any]:
     return task, y
 
 
+def read_weight(sample_weight: Any, rows: int) -> Any:
+    """The weights, one a row, checked; None where there are none."""
+    if sample_weight is None:
+        return None
+    weight = _check_sample_weight(sample_weight, np.empty((rows, 1)), ensure_non_negative=True)
+    if not weight.any():  # which not every version of scikit-learn says
+        raise ValueError("Sample weights must contain at least one non-zero number.")
+    return weight
+
+
 def _without_objects(y: Any) -> Any:
     """Labels that are objects as what they are: bools, numbers or texts. Missing ones, and a mixture, are an error."""
     try:
@@ -423,7 +435,8 @@ def _without_objects(y: Any) -> Any:
     except ValueError:  # rows of different lengths, of which scikit-learn speaks
         return y
     if values.dtype != object or not values.ndim:
-        return y
+        # of labels of a table library's own type, which scikit-learn would make floats of, the plain ones
+        return y if isinstance(getattr(y, "dtype", values.dtype), np.dtype) else values
     labels = list(values.flat)
     if any(map(_is_missing, labels)):
         raise ValueError("Input y contains NaN. Leave out the rows that have no label.")

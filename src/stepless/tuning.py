@@ -14,6 +14,7 @@ import numpy as np
 from stepless.averaging import Average
 from stepless.constraints import Constraint
 from stepless.counts import Counts
+from stepless.numerics import is_whole
 from stepless.registry import Metric
 from stepless.sweep import ROUNDING, Floats, Sweep, best_entry, merit, score_counts, violation
 
@@ -137,7 +138,7 @@ class Tuning:
         The threshold is tuned anew on each resample; the score is that of *this* threshold on the resample. Resamples
         that cannot be tuned say nothing of the threshold; there is a warning where they are most of them.
         """
-        if n_boot < 2 or not 0 < confidence < 1:
+        if not is_whole(n_boot) or n_boot < 2 or not 0 < confidence < 1:
             raise ValueError(f"n_boot must be at least 2 and confidence in (0, 1); got {n_boot} and {confidence}.")
         rng, size = np.random.default_rng(random_state), len(self.data.x)
         thresholds, scores = [], []
@@ -160,8 +161,15 @@ class Tuning:
                 " one class or the constraints could not be met: the threshold is less certain than its interval says.",
                 stacklevel=2,
             )
+        defined = np.array(scores)[~np.isnan(scores)]
+        if len(defined) < n_boot:
+            warnings.warn(
+                f"the metric is undefined on {n_boot - len(defined)} of {n_boot} resamples: the interval of the score"
+                " is that of the others.",
+                stacklevel=2,
+            )
         low, high = np.quantile(np.array(thresholds, dtype=float), ends, axis=0, method="nearest")
-        score = np.quantile(np.array(scores), ends)
+        score = np.quantile(defined, ends) if len(defined) else (math.nan, math.nan)
         pairs = (float(low), float(high)) if np.ndim(low) == 0 else tuple(zip(low.tolist(), high.tolist(), strict=True))
         return Interval(pairs, (float(score[0]), float(score[1])))
 

@@ -14,6 +14,7 @@ from stepless.loss import MetricLoss
 from stepless.metrics import METRICS
 from stepless.numerics import Array, as_tuple, namespace
 from stepless.ranking import find_ranking
+from stepless.registry import Metric
 from stepless.steps import STEPS
 from stepless.tasks import read_arrays
 
@@ -103,10 +104,14 @@ class ArrayLoss:
 def array_loss(metric: Any, settings: dict[str, Any]) -> ArrayLoss:
     """An `ArrayLoss`, made once for each metric with its settings where they can be compared.
 
+    Not so a function of the user's own, which may compute something else the next time.
+
     Example:
         >>> array_loss("f1", {"threshold": 0.3}) is array_loss("f1", {"threshold": 0.3})
         True
     """
+    if not isinstance(metric, str | Metric):
+        return ArrayLoss(metric, **settings)
     pairs = tuple(sorted((name, as_tuple(value)) for name, value in settings.items()))
     try:
         return _kept(metric, pairs)

@@ -20,13 +20,18 @@ with needs("stepless.integrations.lightning needs lightning", "lightning", "ligh
     from stepless.integrations.torchmetrics import EpochScore  # Lightning brings torchmetrics
 
 
+#: What is scored: a loss's name, and the number of the loader.
+_Place = tuple[str, int]
+
+
 class MetricCallback(Callback):
     """Advance the schedule of every `MetricLoss` of a module, and log the hard metric of each whole epoch.
 
     What a loss is called with is what is scored, in training, validation and testing alike: the module needs no code
     for it but ``self.loss_fn(scores, y)`` in its steps. Counts are merged over batches and ranks, so the logged
     ``train_f1``, ``val_f1`` and ``test_f1`` are those of all rows (with the loss's attribute inside, as in
-    ``val_head_f1``, where there are several losses). In training a row is scored when it is seen, by the weights of
+    ``val_head_f1``, where there are several losses, and ``/dataloader_idx_1`` behind it, where several loaders are
+    validated or tested on). In training a row is scored when it is seen, by the weights of
     that step, and a NaN among the scores makes the epoch's score NaN; in validation it is an error. Lightning's own
     sampler gives ranks equal shares by repeating a few rows: these count twice.
 
@@ -39,10 +44,10 @@ class MetricCallback(Callback):
 
     def __init__(self, *, prog_bar: bool = True) -> None:
         self.prog_bar = prog_bar
-        self._scores: dict[str, dict[str, EpochScore]] = {}
+        self._scores: dict[str, dict[_Place, EpochScore]] = {}
         self._losses: dict[MetricLoss, str] = {}
         self._hooks: list[Any] = []
-        self._stage = ""
+        self._stage, self._loader = "", 0
 
     def count(self, loss_fn: MetricLoss, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> None:
         """Add a batch to the epoch's score of a loss."""
@@ -51,14 +56,14 @@ class MetricCallback(Callback):
                 "the callback counts for the losses of the module; make this one an attribute of it, as in"
                 " self.loss_fn = MetricLoss(…)."
             )
-        scores, name = self._scores[self._stage], self._losses[loss_fn]
+        scores, place = self._scores[self._stage], (self._losses[loss_fn], self._loader)
         # a module may pass over a NaN loss and train on; and to look at the values of every batch would wait for the
         # device, so in training the first batch of an epoch stands for the others
-        check = self._stage != "train" or (name not in scores and not bool(input.isnan().any()))
-        if name not in scores:
+        check = self._stage != "train" or (place not in scores and not bool(input.isnan().any()))
+        if place not in scores:
             counted = not isinstance(loss_fn, RankingLoss) and loss_fn.path.task != "binary"
-            scores[name] = EpochScore(loss_fn, classes=input.shape[1] if counted else None).to(input.device)
-        scores[name].update(input.detach(), target, sample_weight, check=check)
+            scores[place] = EpochScore(loss_fn, classes=input.shape[1] if counted else None).to(input.device)
+        scores[place].update(input.detach(), target, sample_weight, check=check)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.accumulate_grad_batches > 1 and pl_module.automatic_optimization:
@@ -69,7 +74,7 @@ class MetricCallback(Callback):
             )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._stage = "train"  # a validation may have been in between
+        self._stage, self._loader = "train", 0  # a validation may have been in between
         for loss_fn in self._losses:
             if loss_fn.schedule is not None:
                 loss_fn.advance(_progress(trainer, batch_idx))
@@ -78,19 +83,29 @@ class MetricCallback(Callback):
         self._start("train", pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._log("train", pl_module)
+        self._log("train", pl_module, loaders=1)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start("val", pl_module)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._log("val", pl_module)
+        self._log("val", pl_module, loaders=len(trainer.num_val_batches))
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._loader = dataloader_idx
+
+    def on_test_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._loader = dataloader_idx
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start("test", pl_module)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._log("test", pl_module)
+        self._log("test", pl_module, loaders=len(trainer.num_test_batches))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._leave()
@@ -101,7 +116,7 @@ class MetricCallback(Callback):
     def _start(self, stage: str, module: LightningModule) -> None:
         """Read along with every loss of the module from here on."""
         self._leave()
-        self._stage, self._scores[stage] = stage, {}
+        self._stage, self._loader, self._scores[stage] = stage, 0, {}
         found = {loss_fn: name for name, loss_fn in module.named_modules() if isinstance(loss_fn, MetricLoss)}
         if not found:
             raise ValueError(
@@ -124,10 +139,27 @@ class MetricCallback(Callback):
             hook.remove()
         self._hooks = []
 
-    def _log(self, stage: str, module: LightningModule) -> None:
-        for name, score in self._scores.pop(stage).items():
-            # the ranks' counts are merged in compute(); the mean of what is then equal spares Lightning's warning
-            module.log(f"{stage}_{name}", score.compute(), prog_bar=self.prog_bar, sync_dist=True)
+    def _log(self, stage: str, module: LightningModule, *, loaders: int) -> None:
+        scores = self._scores.pop(stage)
+        classes = _of_all_ranks({place: score.classes for place, score in scores.items()})
+        for loss_fn, name in self._losses.items():  # every rank in the same order, whichever loss it has called first
+            for place in sorted(place for place in classes if place[0] == name):
+                if place not in scores:  # a rank without such rows takes part all the same
+                    scores[place] = EpochScore(loss_fn, classes=classes[place]).to(module.device)
+                title = f"{stage}_{name}" + (f"/dataloader_idx_{place[1]}" if loaders > 1 else "")
+                # the ranks' counts are merged in compute(); the mean of what is then equal spares Lightning's warning
+                module.log(
+                    title, scores[place].compute(), prog_bar=self.prog_bar, sync_dist=True, add_dataloader_idx=False
+                )
+
+
+def _of_all_ranks(classes: dict[_Place, int | None]) -> dict[_Place, int | None]:
+    """What any rank has scored, and of how many classes."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return classes
+    told: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(told, classes)
+    return {place: count for found in told for place, count in found.items()}
 
 
 def accumulate(module: LightningModule, loss_fn: MetricLoss, micro_batches: Sequence[Any]) -> Tensor:

@@ -214,6 +214,15 @@ def _flavour(folder: str, input_example: Any) -> dict[str, Any]:
         "metadata": {"task": model.task, "metric": model.metric, "threshold": threshold},
     }
     if input_example is not None:
+        input_example = _without_categories(input_example)
         signature = mlflow.models.infer_signature(input_example, Served(estimator).predict(input_example))
         flavour |= {"input_example": input_example, "signature": signature}
     return flavour
+
+
+def _without_categories(rows: Any) -> Any:
+    """The rows with pandas's categories as what they are categories of: MLflow's types have none."""
+    if not hasattr(rows, "select_dtypes"):
+        return rows
+    found = rows.select_dtypes("category")
+    return rows.astype({name: found[name].cat.categories.dtype for name in found})
