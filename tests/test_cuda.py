@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 import stepless as sl
-from stepless.dispatch import TRITON_CLASSES, TRITON_DECISIONS
+from stepless.dispatch import TRITON_CLASSES, TRITON_COUNTS, TRITON_DECISIONS
 from tests.twins import SMOOTH, agree, draw, plain
 
 if not torch.cuda.is_available():
@@ -36,6 +36,40 @@ def test_every_metric(metric, task):
     loss_fn = sl.MetricLoss(metric, task=task)
     for shape in SHAPES[task]:
         agree(loss_fn, *on_gpu(shape), way=TRITON_DECISIONS)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"memory": sl.Memory(8)}, "the loss has a memory"),
+        ({"blend": 0.3}, "the loss has a blend"),
+        ({"subject_to": "recall >= 0.9"}, "the loss has constraints"),
+    ],
+    ids=str,
+)
+def test_counts_where_the_rest_is_plain(settings, why, dtype, task):
+    loss_fn = sl.MetricLoss("mcc" if task == "binary" else "f1", task=task, **settings).cuda().eval()
+    for shape in SHAPES[task]:
+        agree(loss_fn, *on_gpu(shape, dtype), way=f"{TRITON_COUNTS}: {why}")
+
+
+def test_counts_can_be_differentiated_twice_and_kept():
+    loss_fn, (scores, target) = sl.MetricLoss("f1", blend=0.2, step="sigmoid"), on_gpu((41,))
+    scores.requires_grad_()
+    (first,) = torch.autograd.grad(loss_fn(scores, target), scores, create_graph=True)
+    (by_plain,) = torch.autograd.grad(plain(loss_fn, scores, target), scores, create_graph=True)
+    torch.testing.assert_close(first, by_plain, rtol=1e-4, atol=1e-6)
+    second = [torch.autograd.grad(g.square().sum(), scores)[0] for g in (first, by_plain)]
+    torch.testing.assert_close(*second, rtol=1e-4, atol=1e-6)
+
+
+def test_a_measured_state_is_the_plain_one():
+    loss_fn, (scores, target) = sl.MetricLoss("f1"), on_gpu((70_001,))
+    torch.testing.assert_close(
+        loss_fn.measure(scores, target).vector, loss_fn._state("plain", scores, target, None).vector
+    )
 
 
 @pytest.mark.parametrize("task", TASKS)

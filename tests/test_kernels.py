@@ -465,3 +465,86 @@ def test_the_default_device_is_not_where_a_batch_is(size):
         loss.backward()
     assert loss.device == scores.grad.device == scores.device
     assert loss == loss_fn(scores, target)
+
+
+def not_traced(tp, fp, fn, tn):
+    return torch.sigmoid(tp / (tp + fp + fn))
+
+
+EXTRAS = {
+    "memory": {"memory": sl.Memory(8)},
+    "blend": {"blend": 0.3},
+    "constraint": {"subject_to": "recall >= 0.9"},
+    "schedule": {"schedule": sl.Schedule()},
+    "not traced": {"metric": not_traced},
+}
+COUNTED = {
+    **{
+        f"{name}, {task}": {"task": task, **extra}
+        for name, extra in EXTRAS.items()
+        for task in ("binary", "multilabel")
+    },
+    "micro": {"task": "multilabel", "average": "micro"},
+    "weighted": {"task": "multilabel", "average": "weighted", "threshold": 0.3},
+    "undefined": {"metric": "precision", "task": "multilabel", "zero_division": math.nan},
+    "matrix": {"metric": "cost", "memory": sl.Memory(4)},
+    "probabilities": {"inputs": "probabilities", "blend": 0.2, "step": "sigmoid"},
+    "ignored": {"ignore_index": -1, "memory": sl.Memory(4)},
+}
+
+
+@pytest.fixture
+def no_batch_is_small(monkeypatch):
+    monkeypatch.setattr(dispatch, "FEW", 0)
+
+
+@pytest.mark.usefixtures("no_batch_is_small")
+@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rate", [0.4, 1.0])
+def test_counts_are_fused_where_the_rest_is_plain(name, weighted, dtype, rate):
+    settings = {"metric": "f1", **COUNTED[name]}
+    loss_fn = sl.MetricLoss(settings.pop("metric"), **settings).eval()  # what moves from batch to batch stands still
+    shape = (50, 3) if settings.get("task") == "multilabel" else (50,)
+    scores, target = draw(shape, dtype, rate=rate)
+    if settings.get("ignore_index") is not None:
+        target[:5] = -1
+    if settings.get("inputs") == "probabilities":
+        scores = scores.sigmoid()
+    weight = torch.linspace(0, 2, 50, dtype=dtype) if weighted else None
+    way = loss_fn.path_for(scores, target, weight)
+    assert way.startswith("fused-cpu-counts: ")
+    agree(loss_fn, scores, target, weight, way=way)
+
+
+@pytest.mark.usefixtures("no_batch_is_small")
+def test_many_counts_in_blocks_and_pixels(monkeypatch):
+    monkeypatch.setattr(kernels, "BLOCK", 64)
+    for shape, task in (((1000,), "binary"), ((90, 4), "multilabel"), ((9, 4, 5, 3), "multilabel")):
+        loss_fn = sl.MetricLoss("f1", task=task, blend=0.2)
+        agree(loss_fn, *draw(shape), way="fused-cpu-counts: the loss has a blend")
+
+
+@pytest.mark.usefixtures("no_batch_is_small")
+def test_the_counts_node_is_one_like_any_other():
+    loss_fn, (scores, target) = sl.MetricLoss("f1", blend=0.2), draw((40,), torch.float64)
+    scores.requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: loss_fn(z, target), scores)
+    assert torch.autograd.gradgradcheck(lambda z: loss_fn(z, target), scores)
+    loss = loss_fn(scores, target)
+    first, second = (torch.autograd.grad(loss, scores, retain_graph=True)[0].clone() for _ in range(2))
+    torch.testing.assert_close(first, second)
+
+
+@pytest.mark.usefixtures("no_batch_is_small")
+def test_measuring_is_fused_too():
+    loss_fn, (scores, target) = sl.MetricLoss("f1"), draw((40,))
+    fused, by_plain = loss_fn.measure(scores.requires_grad_(), target), loss_fn._state("plain", scores, target, None)
+    torch.testing.assert_close(fused.vector, by_plain.vector)
+
+
+def test_few_scores_are_counted_plainly():
+    loss_fn = sl.MetricLoss("f1", memory=sl.Memory())
+    assert loss_fn.path_for(*draw((kernels.FEW,))) == "plain: the loss has a memory"
+    assert loss_fn.path_for(*draw((kernels.FEW + 1,))) == "fused-cpu-counts: the loss has a memory"

@@ -17,7 +17,7 @@ def draw(shape, dtype=torch.float32, seed=0, rate=0.4):
 
 def plain(loss_fn, scores, target, sample_weight=None):
     """The loss by the plain path, whatever the fused ones say."""
-    return loss_fn.settle(loss_fn.measure(scores, target, sample_weight))
+    return loss_fn.settle(loss_fn._state("plain", scores, target, sample_weight))
 
 
 def agree(loss_fn, scores, target, sample_weight=None, tolerance=None, way=FUSED_CPU, reference=None):

@@ -1,7 +1,8 @@
 """Which way a batch goes from scores to loss: a fused twin where one applies, the plain path elsewhere.
 
 The question and the deed are one function: what `Dispatcher.way` answers is what runs. An answer is ``"fused-cpu"``,
-``"triton-decisions"``, ``"triton-classes"``, or ``"plain: "`` and the reason.
+``"triton-decisions"``, ``"triton-classes"``; or, with the reason why it is none of these, ``"fused-cpu-counts: "`` or
+``"triton-counts: "``, where scores become counts in one node and the rest is plain, or ``"plain: "``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.autograd import forward_ad
 
 from stepless.averaging import evaluate
 from stepless.formula import TextFormula
-from stepless.kernels import Objective, differentiators, fused_loss, traces_classes
+from stepless.kernels import FEW, Deciding, Objective, differentiators, fused_counts, fused_loss, traces_classes
 from stepless.metrics import METRICS
 from stepless.registry import Metric
 from stepless.scoring import Path
@@ -28,7 +29,10 @@ from stepless.steps import Step
 from stepless.tasks import IGNORED_CLASS, Batch
 
 FUSED_CPU, TRITON_DECISIONS, TRITON_CLASSES = "fused-cpu", "triton-decisions", "triton-classes"
+COUNTS_CPU, TRITON_COUNTS = "fused-cpu-counts", "triton-counts"
 
+#: Where a whole fused way would go, counting alone goes by this name.
+_COUNTS = {FUSED_CPU: COUNTS_CPU, TRITON_DECISIONS: TRITON_COUNTS}
 _PLAIN_TYPES = frozenset({Tensor, nn.Parameter})
 _ON_CUDA = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -61,10 +65,15 @@ class Dispatcher:
         step: The smooth step.
         extra: What the loss does besides the metric of one batch, such as ``"memory"``; None where nothing.
         blend: The share of plain cross-entropy in the loss, which the kernels of classes take along.
+        steady: Whether the step stays as it is; a schedule may sharpen it.
     """
 
-    def __init__(self, path: Path, metric: Metric, step: Step, extra: str | None = None, blend: float = 0.0) -> None:
+    def __init__(
+        self, path: Path, metric: Metric, step: Step, extra: str | None = None, blend: float = 0.0, *,
+        steady: bool = True,
+    ) -> None:  # fmt: skip
         self.path, self.step = path, step
+        self.counting = _deciding(path, step) if steady else None
         self.decisions: Objective | None = None
         self.classes: Objective | None = None
         self._logged: set[str] = set()
@@ -81,25 +90,50 @@ class Dispatcher:
         else:
             self.classes = objective._replace(blend=blend)
 
-    def way(  # noqa: PLR0911 - a sentence for each reason
+    def way(
         self, input: Any, target: Any, sample_weight: Any = None, *, validate: bool = False, syncs: bool = False
     ) -> str:
         """The way that this batch goes; whoever asks has seen that torch.compile is not at work."""
-        if self._why:
-            return self._why
+        unfit = self._unfit(input, target)
+        if unfit is not None:
+            return self._why or unfit
+        whole = self._why or ("plain: the ranks' counts are added up" if syncs else "")
+        way = whole or self._way_of(input, target, sample_weight, validate, of=self.decisions)
+        if not way.startswith("plain") or self.counting is None or (input.is_cpu and input.numel() <= FEW):
+            return way  # of few scores the node would cost more than it saves
+        counted = self._way_of(input, target, sample_weight, validate, of=self.counting)
+        return way if counted.startswith("plain") else f"{_COUNTS[counted]}: {way.removeprefix('plain: ')}"
+
+    def counts(self, way: str, input: Tensor, target: Tensor, batch: Batch | None) -> Tensor | None:
+        """The counts of a batch, where a fused way begins with them; the CPU's needs the batch as it was read."""
+        kind = way.partition(":")[0]
+        if kind == TRITON_COUNTS:
+            return _kernels()[1].fused_counts(self._raw(input, target), self.counting)
+        if kind != COUNTS_CPU:
+            return None
+        assert batch is not None
+        assert self.counting is not None
+        return fused_counts(batch, self.counting)
+
+    def _unfit(self, input: Any, target: Any) -> str | None:
+        """Why the batch is none for any fused way."""
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
             return "plain: inside a function transform or forward-mode differentiation"
         if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
             return "plain: the operations are being recorded"
         if type(input) not in _PLAIN_TYPES or type(target) not in _PLAIN_TYPES:
             return "plain: input or target is no plain tensor"
-        if syncs:
-            return "plain: the ranks' counts are added up"
         if target.requires_grad or input.numel() == 0:
             return "plain: the batch is empty, or the target wants a gradient"
+        return None
+
+    def _way_of(
+        self, input: Any, target: Any, sample_weight: Any, validate: bool, of: Objective | Deciding | None
+    ) -> str:
+        """The way that decisions, or classes where these are none, go on the batch's device."""
         if not input.is_cpu:
-            return self._way_on_cuda(input, target, sample_weight, validate)
-        if self.decisions is None:
+            return self._way_on_cuda(input, target, sample_weight, validate, of)
+        if of is None:
             return "plain: classes are fused on CUDA only"
         if not target.is_cpu:
             return "plain: input and target are on two devices"
@@ -113,7 +147,7 @@ class Dispatcher:
         return FUSED_CPU
 
     def _way_on_cuda(  # noqa: PLR0911
-        self, input: Tensor, target: Tensor, sample_weight: Any, validate: bool
+        self, input: Tensor, target: Tensor, sample_weight: Any, validate: bool, of: Objective | Deciding | None
     ) -> str:
         if not (input.is_cuda and target.is_cuda):
             return f"plain: no kernels for input on {input.device.type} and target on {target.device.type}"
@@ -126,10 +160,10 @@ class Dispatcher:
         if input.dtype not in _ON_CUDA:
             return f"plain: no kernels for {input.dtype} on CUDA"
         classes, decisions = _kernels()
-        if self.decisions is not None:
+        if of is not None:
             if self.path.ignore_index is not None or target.shape != input.shape:
                 return "plain: entries are ignored, or the target is shaped unlike the input"
-            if decisions.numbers(self.step, self.decisions.tau) is None:
+            if decisions.numbers(self.step, of.tau) is None:
                 return "plain: the step is not in the kernels"
             return TRITON_DECISIONS
         if not classes.takes_classes(input, target, self.step):
@@ -151,11 +185,23 @@ class Dispatcher:
         """The loss by Triton's kernels, on the tensors as they are."""
         classes, decisions = _kernels()
         if self.decisions is not None:
-            raw = Batch(input, target, None, None, self.path.inputs == "logits", torch.float32)
-            return decisions.fused_loss(raw, self.decisions)
+            return decisions.fused_loss(self._raw(input, target), self.decisions)
         assert self.classes is not None
         ignored = IGNORED_CLASS if self.path.ignore_index is None else self.path.ignore_index
         return classes.fused_class_loss(input, target, ignored, self.classes)
+
+    def _raw(self, input: Tensor, target: Tensor) -> Batch:
+        """The tensors as they are, which Triton's kernels read in their own dtypes."""
+        return Batch(input, target, None, None, self.path.inputs == "logits", torch.float32)
+
+
+def _deciding(path: Path, step: Step) -> Deciding | None:
+    """How counts are made, where a fused way can make them: at one threshold, over the whole batch."""
+    if path.task == "multiclass" or path.unit != "batch" or path.overlap != "expected":
+        return None
+    if not isinstance(path.cuts, float) or not _linearises(step) or not step.has_twin(path.cuts):
+        return None
+    return Deciding(step, path.cuts, path.task == "multilabel")
 
 
 def _ruled_out(path: Path, step: Step, extra: str | None) -> str | None:

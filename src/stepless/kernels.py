@@ -1,6 +1,7 @@
 """Fused twins of the path, for plain eager work on the CPU: the same values and gradients, fewer passes.
 
-From scores to loss is one autograd node here. The counting pass writes into a few buffers instead of making an array
+From scores to loss is one autograd node here (`fused_loss`), or from scores to counts (`fused_counts`), where the loss
+needs more than the metric of one batch. The counting pass writes into a few buffers instead of making an array
 for each operation, and the small arithmetic from counts to loss runs as traced code on plain numbers, because torch
 spends microseconds on each scalar operation. The plain path is what this is tested against, and what runs whenever
 `stepless.dispatch` says so.
@@ -44,6 +45,20 @@ Differentiate = Callable[[Any, Any, Any, Any], Differentiated]
 
 #: Cells on which a traced formula is tried; the last have empty rows and columns.
 _PROBES = ((3.0, 1.0, 2.0, 4.0), (50.5, 0.25, 7.0, 1.0), (0.0, 0.0, 2.0, 5.0), (2.0, 3.0, 0.0, 0.0))
+
+
+class Deciding(NamedTuple):
+    """How scores become yes/no decisions: what is needed to count, whatever the counts are for.
+
+    Attributes:
+        step: The smooth step.
+        tau: The threshold.
+        labels: Whether dimension 1 of the batch holds labels, which are counted apart.
+    """
+
+    step: Step
+    tau: float
+    labels: bool
 
 
 class Objective(NamedTuple):
@@ -161,6 +176,46 @@ class _FusedLoss(torch.autograd.Function):
 _apply: Any = super(torch.autograd.Function, _FusedLoss).apply
 
 
+def fused_counts(batch: Batch, deciding: Deciding) -> Tensor:
+    """The counts of a batch as `stepless.confusion.cells` gives them, in one autograd node."""
+    return _apply_counts(batch.scores, batch, deciding)
+
+
+class _FusedCounts(torch.autograd.Function):
+    """One node from scores to counts, which keeps the slope of every decision."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, batch: Batch, deciding: Deciding) -> Tensor:
+        counted = _count(*_flat(scores, batch), batch.logits, deciding, *_layout(scores, deciding))
+        ctx.save_for_backward(scores)
+        ctx.kept = (counted.slopes, counted.factors) if ctx.needs_input_grad[0] else None, batch[1:], deciding
+        four = _cells_of(counted, batch, deciding)
+        return torch.tensor(np.array(four).T, dtype=scores.dtype, device="cpu").view(1, 1, -1, 4)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        kept, rest, deciding = ctx.kept
+        ctx.kept = None, rest, deciding  # given away, as in `_FusedLoss`
+        (scores,) = ctx.saved_tensors
+        batch = Batch(scores, *rest)
+        if torch.is_grad_enabled():
+            counts = plain_cells(batch, deciding)
+            return torch.autograd.grad(counts, scores, grad.view(counts.shape), create_graph=True)[0], None, None
+        z, y, w = _flat(scores, batch)
+        layout = _layout(scores, deciding)
+        if kept is None:
+            counted = _count(z, y, w, batch.logits, deciding, *layout)
+            kept = counted.slopes, counted.factors
+        slopes, factors = kept
+        tp, fp, fn, tn = grad.view(-1, 4).T.double().numpy() * factors.slope
+        alarm, hit = (fp - tn, tp - fn) if deciding.labels else (float((fp - tn)[0]), float((tp - fn)[0]))
+        _pull_back(slopes, y, w, alarm, hit, *layout)
+        return slopes.view(scores.shape), None, None
+
+
+_apply_counts: Any = super(torch.autograd.Function, _FusedCounts).apply
+
+
 def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wanted: bool) -> tuple[float, Tensor | None]:
     """The loss, and where it is wanted its gradient."""
     of = _of_few if 0 < scores.numel() <= FEW and scores.dim() else _of_many
@@ -221,42 +276,69 @@ def _ones(length: int, dtype: str) -> Any:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+class _Counted(NamedTuple):
+    """The sums tp, predicted, support and total; the derivative of every decision; what both lack."""
+
+    sums: Any
+    slopes: Tensor
+    factors: Factors
+
+
 def _of_many(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) -> tuple[float, Tensor | None]:
-    weight = batch.entry_weight
-    z, y = scores.reshape(-1), batch.target.reshape(-1)
-    w = None if weight is None else weight.expand_as(scores).reshape(-1)
-    labels, pixels = (scores.shape[1], math.prod(scores.shape[2:])) if objective.labels else (0, 1)
-    sums, slopes, spare, factors = _count(z, y, w, batch.logits, objective, labels, pixels)
+    z, y, w = _flat(scores, batch)
+    layout = _layout(scores, objective)
+    sums, slopes, factors = _count(z, y, w, batch.logits, objective, *layout)
     loss, alarm, hit = _judge(sums, factors, batch, objective)
     if not wanted:
         return loss, None
+    _pull_back(slopes, y, w, alarm, hit, *layout)
+    return loss, slopes.view(scores.shape)
+
+
+def _flat(scores: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Scores, target and weights, each in a row."""
+    weight = batch.entry_weight
+    w = None if weight is None else weight.expand_as(scores).reshape(-1)
+    return scores.reshape(-1), batch.target.reshape(-1), w
+
+
+def _layout(scores: Tensor, of: Deciding | Objective) -> tuple[int, int]:
+    """How many labels, and how many pixels each in a row; 0 and 1 where none are told apart."""
+    return (scores.shape[1], math.prod(scores.shape[2:])) if of.labels else (0, 1)
+
+
+def _block(size: int, labels: int, pixels: int) -> int:
+    """How many scores are worked on at once: whole rows."""
+    row = (labels or 1) * pixels
+    return min(size, max(1, BLOCK // row) * row)
+
+
+def _pull_back(slopes: Tensor, y: Tensor, w: Tensor | None, alarm: Any, hit: Any, labels: int, pixels: int) -> None:
+    """Make of the slope of every decision its gradient: a negative's is worth a false alarm, a positive's a hit."""
+    length = _block(len(y), labels, pixels)
+    spare = _buffers(length, slopes.dtype)[1]
     if w is not None:
         slopes.mul_(w)
     if labels:
         _pull_back_labels(slopes, y, spare, np.array((alarm, hit)), pixels)
-    else:
-        no, yes = (torch.scalar_tensor(worth, dtype=z.dtype, device="cpu") for worth in (alarm, hit))
-        length, apart = spare.numel(), _outweighs(alarm, hit)
-        for start in range(0, z.numel(), length):
-            truth = y[start : start + length]
-            worth = spare[: truth.numel()]
-            torch.lerp(no, yes, truth, out=worth) if apart else torch.add(no, truth, alpha=hit - alarm, out=worth)
-            slopes[start : start + length].mul_(worth)
-    return loss, slopes.view(scores.shape)
+        return
+    no, yes = (torch.scalar_tensor(worth, dtype=slopes.dtype, device="cpu") for worth in (alarm, hit))
+    apart = _outweighs(alarm, hit)
+    for start in range(0, len(y), length):
+        truth = y[start : start + length]
+        worth = spare[: truth.numel()]
+        torch.lerp(no, yes, truth, out=worth) if apart else torch.add(no, truth, alpha=hit - alarm, out=worth)
+        slopes[start : start + length].mul_(worth)
 
 
 def _count(
-    z: Tensor, y: Tensor, w: Tensor | None, logits: bool, objective: Objective, labels: int, pixels: int
-) -> tuple[Any, Tensor, Tensor, Factors]:
-    """The sums tp, predicted, support and total; the derivative of every decision; a spare buffer; what they lack.
-
-    Everything is flat; ``labels`` is 0, or how many there are, ``pixels`` in a row each, whose sums are kept apart.
-    """
-    step, tau, size = objective.step, objective.tau, z.numel()
-    row = (labels or 1) * pixels
-    length = max(1, BLOCK // row) * row
+    z: Tensor, y: Tensor, w: Tensor | None, logits: bool, of: Deciding | Objective, labels: int, pixels: int
+) -> _Counted:
+    """Count everything, flat; ``labels`` is 0, or how many there are, ``pixels`` in a row each, kept apart."""
+    step, tau, size = of.step, of.tau, z.numel()
+    length = _block(size, labels, pixels)
     slopes = torch.empty_like(z)
-    decisions, spares = _buffers(min(size, length), z.dtype)
+    decisions, spares = _buffers(length, z.dtype)
     tp = predicted = support = total = 0.0
     factors = Factors(1.0, 1.0)
     for start in range(0, size, length):
@@ -277,7 +359,7 @@ def _count(
         # not torch.dot: it adds one by one, and a million equal terms drift
         tp, predicted = tp + _add(h.mul_(truth), labels, pixels), predicted + decided
         support, total = support + positives, total + here
-    return (tp, predicted, support, total), slopes, spares, factors
+    return _Counted((tp, predicted, support, total), slopes, factors)
 
 
 _kept = threading.local()
@@ -301,7 +383,7 @@ def _buffers(size: int, dtype: torch.dtype) -> Tensor:
 def _add(x: Tensor, labels: int, pixels: int) -> Any:
     """The sum, or the sums of the labels in float64."""
     if not labels:
-        return x.sum().item()
+        return float(x.sum().numpy())  # not item(): who looks for what makes a device wait looks for that
     if pixels == 1:
         return _add_rows(x, labels)
     if pixels < _WIDE:  # torch is slow in adding a few numbers at a time
@@ -416,11 +498,21 @@ def _outweighs(alarm: Any, hit: Any) -> bool:
     return max(map(abs, alarm)) > _FAR_MORE * min(map(abs, hit))  # of any two labels, which is quicker to see
 
 
+def _cells_of(counted: _Counted, batch: Batch, deciding: Deciding) -> Any:
+    """The four cells of what was counted, one number or one of each label."""
+    wide = [np.asarray(x, np.float64) for x in counted.sums]
+    _, predicted, support, total = wide
+    if (total - np.maximum(support, counted.factors.decision * predicted) < _FEW_OF_ALL * total).any():
+        return _cells_apart(batch, deciding)
+    four = _cells(wide, counted.factors, _EPS[batch.scores.dtype])
+    return np.broadcast_arrays(*four)
+
+
 @torch.no_grad()
-def _cells_apart(batch: Batch, objective: Objective) -> Any:
+def _cells_apart(batch: Batch, of: Deciding | Objective) -> Any:
     """The four cells, each added up by itself as on the plain path: numbers, or an array of labels each."""
-    table = _plain_cells(batch, objective).reshape(-1, 4).T.double()
-    return table.numpy() if objective.labels else table[:, 0].tolist()
+    table = plain_cells(batch, of).reshape(-1, 4).T.double()
+    return table.numpy() if of.labels else table[:, 0].tolist()
 
 
 @lru_cache(maxsize=32)
@@ -433,7 +525,7 @@ def shares_of(labels: int, weights: tuple[float, ...] | None) -> tuple[float, ..
 
 def plain_loss(batch: Batch, objective: Objective) -> Tensor:
     """The same loss by the plain path: what the fused ones are tested against, and differentiated twice by."""
-    table = _plain_cells(batch, objective)
+    table = plain_cells(batch, objective)
     if not objective.labels:
         return objective.of(table.view(4))
     losses = objective.of(table.view(-1, 4))
@@ -441,6 +533,7 @@ def plain_loss(batch: Batch, objective: Objective) -> Tensor:
     return (losses * weight).sum() / weight.sum()
 
 
-def _plain_cells(batch: Batch, objective: Objective) -> Tensor:
-    decide = objective.step.from_logits if batch.logits else objective.step
-    return cells(batch, decide(batch.scores, objective.tau), "batch", labels=objective.labels)
+def plain_cells(batch: Batch, of: Deciding | Objective) -> Tensor:
+    """The counts by the plain path."""
+    decide = of.step.from_logits if batch.logits else of.step
+    return cells(batch, decide(batch.scores, of.tau), "batch", labels=of.labels)

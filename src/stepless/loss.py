@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from stepless.constraints import FarReaching, parse_constraints
 from stepless.cross_entropy import cross_entropy_sums, mean_cross_entropy
-from stepless.dispatch import FUSED_CPU, TRITON_CLASSES, TRITON_DECISIONS, Dispatcher
+from stepless.dispatch import FUSED_CPU, TRITON_CLASSES, TRITON_COUNTS, TRITON_DECISIONS, Dispatcher
 from stepless.distributed import Gradients, make_reducer, world_size
 from stepless.formula import resolve
 from stepless.memory import Memory, recall
@@ -164,6 +164,7 @@ class MetricLoss(nn.Module):
 
     def forward(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         """The loss of a batch."""
+        way = ""
         if self._ways is not None and not torch.compiler.is_compiling():
             way = self._ways.way(input, target, sample_weight, validate=self.validate, syncs=self._syncs())
             self._ways.note(way, self)
@@ -172,14 +173,15 @@ class MetricLoss(nn.Module):
             if way == FUSED_CPU:  # nothing in it is autocast's business
                 return self._ways.fused_on_cpu(self._read(input, target, sample_weight))
         with _full_precision(input):
-            return self.settle(self._measure(self._read(input, target, sample_weight)))
+            return self.settle(self._state(way, input, target, sample_weight))
 
     def path_for(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> str:
         """Which code computes the loss of such a batch: what is asked here is what runs.
 
         Returns:
-            ``"fused-cpu"``, ``"triton-decisions"``, ``"triton-classes"``, or ``"plain: "`` and the reason. The first
-            batch of each kind is also logged, to the logger ``"stepless"`` at level DEBUG.
+            ``"fused-cpu"``, ``"triton-decisions"`` or ``"triton-classes"``; or, with the reason why it is none of them,
+            ``"fused-cpu-counts: "`` or ``"triton-counts: "``, where the counting is fused and the rest is not, or
+            ``"plain: "``. The first batch of each kind is also logged, to the logger ``"stepless"`` at level DEBUG.
 
         Example:
             >>> loss_fn = MetricLoss("f1")
@@ -242,12 +244,26 @@ class MetricLoss(nn.Module):
 
     def measure(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> State:
         """The state of a batch: plain sums over its samples, which merge by addition."""
+        way = ""
+        if self._ways is not None and not torch.compiler.is_compiling():
+            way = self._ways.way(input, target, sample_weight, validate=self.validate, syncs=True)
         with _full_precision(input):
-            return self._measure(self._read(input, target, sample_weight))
+            return self._state(way, input, target, sample_weight)
 
-    def _measure(self, batch: Batch) -> State:
+    def _state(self, way: str, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> State:
+        """The state of a batch, by the way it goes."""
+        if self._ways is not None and way.startswith(TRITON_COUNTS) and not self.constraints and not self._blends():
+            counts = self._ways.counts(way, input, target, None)  # nobody else has to read the batch
+            assert counts is not None
+            return State.pack({"soft": counts})
+        batch = self._read(input, target, sample_weight)
+        return self._measure(batch, None if self._ways is None else self._ways.counts(way, input, target, batch))
+
+    def _measure(self, batch: Batch, counts: Tensor | None = None) -> State:
+        """The state of a batch, of which the smooth counts may be there already."""
         try:
-            blocks = {"soft": self.path.tally(batch, self._current_step(), self.metrics)}
+            step = self._current_step()
+            blocks = {"soft": self.path.tally(batch, step, self.metrics) if counts is None else counts}
         except (IndexError, RuntimeError):
             # an index out of range fails inside torch, in torch's words: say it in ours, if that was the cause
             if not torch.compiler.is_compiling():
@@ -298,7 +314,8 @@ class MetricLoss(nn.Module):
             "a memory": self.memory,
         }
         extra = next((name for name, there in extras.items() if there), None)
-        self._ways = Dispatcher(self.path, self.metric, self.step, extra, self.blend)
+        steady = self.schedule is None or self.schedule.sharpness is None
+        self._ways = Dispatcher(self.path, self.metric, self.step, extra, self.blend, steady=steady)
 
     def advance(self, progress: float) -> None:
         """Report training progress in [0, 1] to the schedule; without a schedule this does nothing."""

@@ -291,7 +291,11 @@ def weighted_kappa(matrix: Array, *, weights: str = "quadratic") -> Array:
 
 @metric(kind="matrix", best=0.0, greater_is_better=False, aliases=("expected_cost",), source="Elkan 2001")
 def cost(matrix: Array, *, costs: Sequence[Sequence[float]] | None = None) -> Array:
-    """Mean cost of a decision: ``costs[true][decided]`` a sample; without ``costs``, 1 for every error."""
+    """Mean cost of a decision: ``costs[true][decided]`` a sample; without ``costs``, 1 for every error.
+
+    Rows and columns are in the order of the classes: 0 and 1 in a loss, and ``classes_`` in an estimator, whichever of
+    them is the positive one.
+    """
     classes = matrix.shape[-1]
     if costs is None:
         costs = [[float(true != decided) for decided in range(classes)] for true in range(classes)]

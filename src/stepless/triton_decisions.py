@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stepless.kernels import Objective, plain_loss, shares_of
+from stepless.kernels import Deciding, Objective, plain_cells, plain_loss, shares_of
 from stepless.numerics import constant
 from stepless.steps import Identity, Linear, LogitSigmoid, RaisedCosine, Sigmoid, Step
 from stepless.tasks import Batch
@@ -248,14 +248,21 @@ def fused_loss(batch: Batch, objective: Objective) -> Tensor:
     return _FusedLoss.apply(batch.scores, batch, objective)  # type: ignore[no-untyped-call]
 
 
+def fused_counts(batch: Batch, deciding: Deciding) -> Tensor:
+    """The counts of a batch on CUDA as `stepless.confusion.cells` gives them, in one autograd node."""
+    return _FusedCounts.apply(batch.scores, batch, deciding)  # type: ignore[no-untyped-call]
+
+
 class _Plan:
     """The launches of batches of one shape: what they have in common is worked out once, as for classes."""
 
-    def __init__(self, shape: torch.Size, device: torch.device, *, weighted: bool, logits: bool, objective: Objective):
-        self.labels = labels = shape[1] if objective.labels else 1
-        self.pixels = math.prod(shape[2:]) if objective.labels else 1
+    def __init__(
+        self, shape: torch.Size, device: torch.device, *, weighted: bool, logits: bool, of: Objective | Deciding
+    ) -> None:
+        self.labels = labels = shape[1] if of.labels else 1
+        self.pixels = math.prod(shape[2:]) if of.labels else 1
         entries = shape.numel()
-        step, self.five = numbers(objective.step, objective.tau)  # type: ignore[misc]
+        step, self.five = numbers(of.step, of.tau)  # type: ignore[misc]
         # labels that alternate in memory, a power of two of them, keep to their lanes
         columns = labels if self.pixels == 1 and labels <= _BLOCK and labels & (labels - 1) == 0 else 0
         size = entries // (1 if columns else labels)
@@ -272,27 +279,64 @@ class _Plan:
             else Launch(_count_labels, (self.programs, labels, 1), {**first, **last})
         )
         width = triton.next_power_of_2(self.programs)
-        self.finish = Launch(_finish_kernel(objective), (labels, 1, 1), {"WIDTH": width})
+        if isinstance(of, Objective):
+            self.finish = Launch(_finish_kernel(of), (labels, 1, 1), {"WIDTH": width})
         self.pull_back = Launch(_pull_back, (triton.cdiv(entries, _BLOCK), 1, 1), wide)
 
 
 @lru_cache(maxsize=256)
 def _plan(
-    shape: torch.Size, dtypes: tuple[torch.dtype | None, ...], device: torch.device, logits: bool, objective: Objective
+    shape: torch.Size,
+    dtypes: tuple[torch.dtype | None, ...],
+    device: torch.device,
+    logits: bool,
+    of: Objective | Deciding,
 ) -> _Plan:
-    return _Plan(shape, device, weighted=dtypes[2] is not None, logits=logits, objective=objective)
+    return _Plan(shape, device, weighted=dtypes[2] is not None, logits=logits, of=of)
+
+
+def _counted(input: Tensor, batch: Batch, of: Objective | Deciding) -> tuple[_Plan, Tensor, tuple[Any, ...]]:
+    """The plan of a batch, the shares of its counts that each program has added up, and what they were read from."""
+    x, y, weight = input.contiguous(), batch.target.contiguous(), batch.entry_weight
+    w = None if weight is None else weight.expand_as(y).contiguous()
+    plan = _plan(x.shape, (x.dtype, y.dtype, None if w is None else w.dtype), x.device, batch.logits, of)
+    shares = torch.empty(plan.labels, plan.programs, 4, device=x.device)
+    plan.count(x, y, x if w is None else w, shares, *plan.sizes, *plan.five)
+    return plan, shares, (x, y, w)
+
+
+def _pulled_back(plan: _Plan, x: Tensor, y: Tensor, w: Tensor | None, worths: Tensor, upstream: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    plan.pull_back(
+        x, y, x if w is None else w, worths, upstream, out, x.numel(), plan.labels, plan.pixels, *plan.five
+    )  # fmt: skip
+    return out
+
+
+class _FusedCounts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, batch: Batch, deciding: Deciding) -> Tensor:
+        plan, shares, read = _counted(input, batch, deciding)
+        ctx.save_for_backward(*read)
+        ctx.plan, ctx.batch, ctx.deciding = plan, batch._replace(scores=read[1]), deciding
+        return shares.sum(1, dtype=torch.float64).float().view(1, 1, -1, 4)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        x, y, w = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            counts = plain_cells(ctx.batch._replace(scores=x.float(), target=y.float()), ctx.deciding)
+            return torch.autograd.grad(counts, x, grad.view(counts.shape), create_graph=True)[0], None, None
+        tp, fp, fn, tn = grad.reshape(-1, 4).float().unbind(1)
+        worths = torch.stack([tp, tp - fn, fp - tn], 1)  # as `_finish_kernel` leaves them: the first is not read
+        return _pulled_back(ctx.plan, x, y, w, worths, torch.ones((), device=x.device)), None, None
 
 
 class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, batch: Batch, objective: Objective) -> Tensor:
-        x, y, weight = input.contiguous(), batch.target.contiguous(), batch.entry_weight
-        w = None if weight is None else weight.expand_as(y).contiguous()
-        device = x.device
-        plan = _plan(x.shape, (x.dtype, y.dtype, None if w is None else w.dtype), device, batch.logits, objective)
-        shares = torch.empty(plan.labels, plan.programs, 4, device=device)
-        worths = torch.empty(plan.labels, 3, device=device)
-        plan.count(x, y, x if w is None else w, shares, *plan.sizes, *plan.five)
+        plan, shares, (x, y, w) = _counted(input, batch, objective)
+        worths = torch.empty(plan.labels, 3, device=x.device)
         plan.finish(shares, worths, plan.programs)
         if objective.labels:
             worths = worths * constant(shares_of(plan.labels, objective.label_weight), worths)[:, None]
@@ -306,8 +350,4 @@ class _FusedLoss(torch.autograd.Function):
         if torch.is_grad_enabled():  # a second derivative is wanted: let torch differentiate the plain formula
             wide = ctx.batch._replace(scores=x.float(), target=y.float())
             return torch.autograd.grad(plain_loss(wide, ctx.objective), x, grad, create_graph=True)[0], None, None
-        plan, out = ctx.plan, torch.empty_like(x)
-        plan.pull_back(
-            x, y, x if w is None else w, worths, grad, out, x.numel(), plan.labels, plan.pixels, *plan.five
-        )  # fmt: skip
-        return out, None, None
+        return _pulled_back(ctx.plan, x, y, w, worths, grad), None, None
