@@ -539,3 +539,9 @@ def test_torchs_functions_also_take_the_counts_of_tuning(formula, task):
     target = random.integers(0, 2 if task == "binary" else 3, 40)
     tuned = sl.tune_threshold(scores, target, formula, task=task, inputs="probabilities")
     assert tuned.score >= sl.score(scores, target, formula, task=task, inputs="probabilities").item() - 1e-12
+
+
+@pytest.mark.parametrize("name", ["accuracy", "mcc", "g_mean", "weighted_kappa"])
+def test_a_metric_of_all_classes_is_no_part_of_a_formula(name):
+    with pytest.raises(ValueError, match=f"{name} reads the counts of all classes, and a formula has those of one"):
+        sl.MetricLoss(f"0.5 * {name} + f1")

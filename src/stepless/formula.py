@@ -439,6 +439,9 @@ class _Parser:
             rate = METRICS[name]
             return lambda c: rate(*c)
         known = f"{', '.join(_COUNTS)}, n, prevalence, and rates such as precision and recall"
+        if name in METRICS:
+            reads = f"{name} reads the counts of all classes, and a formula has those of one"
+            raise self._error(f"{reads}; write it out of {known}", node.col_offset)
         raise self._error(f"unknown name {name!r} (a formula may use {known})", node.col_offset)
 
     def _operation(self, node: ast.BinOp, depth: int) -> Evaluate:
