@@ -161,8 +161,8 @@ class Dispatcher:
             return f"plain: no kernels for {input.dtype} on CUDA"
         classes, decisions = _kernels()
         if of is not None:
-            if self.path.ignore_index is not None or target.shape != input.shape:
-                return "plain: entries are ignored, or the target is shaped unlike the input"
+            if self.path.ignore_index is not None or target.shape != input.shape or (of.labels and input.dim() < 2):
+                return "plain: entries are ignored, or the target or the labels are not shaped for the kernels"
             if decisions.numbers(self.step, of.tau) is None:
                 return "plain: the step is not in the kernels"
             return TRITON_DECISIONS

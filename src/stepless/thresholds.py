@@ -40,8 +40,9 @@ def tune_threshold(
 ) -> Tuning:
     """Find the threshold that scores best, over every distinct cut.
 
-    Binary: exact. Multilabel: one threshold a label, exact for the averages that separate (macro, weighted); for micro
-    and samples a search that sweeps one label at a time, exactly, from several starts, until nothing improves
+    Binary: exact. Multilabel: one threshold a label, exact for the averages that separate (macro, weighted; but not
+    with ``zero_division=nan``, where a label that is left undefined may raise the mean of the others); for micro and
+    samples a search that sweeps one label at a time, exactly, from several starts, until nothing improves
     (`stepless.labels`). Multiclass: one offset a class, by the same kind of search (`stepless.offsets`); it never ends
     below plain argmax. On problems so small that all rules can be tried, they are.
 
