@@ -19,6 +19,7 @@ from stepless.costs import Costs, Floats, Form
 from stepless.extras import needs
 from stepless.growing import Growth, Watch, grow
 from stepless.model import Model, library_versions, mean_score
+from stepless.numerics import is_whole
 from stepless.params import json_params
 from stepless.portfolio import Ensemble, are_draws, make_folds, merge_rows
 from stepless.predicting import Predicting
@@ -193,7 +194,7 @@ class MetricBooster(Predicting):
             value: Any = getattr(self, name)
             if name == "patience" and value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+            if not is_whole(value) or int(value) < least:
                 raise ValueError(f"{name} must be a whole number from {least} up; got {value!r}.")
         rate: Any = self.learning_rate
         if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 < float(rate) < math.inf:
@@ -298,7 +299,7 @@ def _threads(n_jobs: Any) -> int:
     """As joblib counts them: None is one, −1 all, −2 all but one."""
     if n_jobs is None:
         return 1
-    if isinstance(n_jobs, bool) or not isinstance(n_jobs, Integral) or n_jobs == 0:
+    if not is_whole(n_jobs) or n_jobs == 0:
         raise ValueError(f"n_jobs must be a number of threads, or −1 for all; got {n_jobs!r}.")
     threads = int(n_jobs)
     return threads if threads > 0 else max(1, (os.cpu_count() or 1) + 1 + threads)

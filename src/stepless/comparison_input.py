@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from stepless.frames import Table, read_table
 from stepless.metrics import METRICS
+from stepless.numerics import is_whole
 from stepless.ranking import is_ranking
 from stepless.registry import Metric
 from stepless.rules import Rule, positive_class
@@ -153,7 +153,7 @@ def read_counts(folds: Any, repeats: Any, seed: Any, rows: int) -> tuple[int, in
         ("repeats", 1 if repeats is None else repeats, 1),
         ("seed", seed, 0),
     ):
-        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        if not is_whole(value) or int(value) < least:
             raise ValueError(f"{what} must be a whole number from {least} up; got {value!r}.")
     if rows < folds:
         raise ValueError(f"{rows} rows cannot be divided into {folds} folds; give more rows, or lower folds.")

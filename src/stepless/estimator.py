@@ -24,6 +24,7 @@ from stepless.lineup import TREES, check_names, fit_others, lineup
 from stepless.members import Factory
 from stepless.model import Model, library_versions
 from stepless.nets import HIDDEN, Architecture
+from stepless.numerics import is_whole
 from stepless.params import json_params
 from stepless.portfolio import (
     CANDIDATES,
@@ -387,7 +388,7 @@ class MetricClassifier(Predicting):
         if self.combine not in get_args(Combine):
             raise ValueError(f"combine must be one of {', '.join(map(repr, get_args(Combine)))}; got {self.combine!r}.")
         members: Any = self.n_members
-        if isinstance(members, bool) or not isinstance(members, Integral) or members < 1:
+        if not is_whole(members) or members < 1:
             raise ValueError(f"n_members must be a whole number from 1 up; got {members!r}.")
         if isinstance(self.model, torch.nn.Module):
             name = type(self.model).__name__
