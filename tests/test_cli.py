@@ -108,6 +108,16 @@ def test_compare_says_which_class_and_which_options_the_score_is_of():
     assert "beta=2" in " ".join(shown.split())
 
 
+def test_train_is_for_the_class_that_was_compared(place):
+    """Of other rows the other class may be the rarer one."""
+    rows = [f"{i % 7},{'a' if i % 3 else 'b'}" for i in range(90)]
+    (place / "before.csv").write_text("x,y\n" + "\n".join(rows))
+    (place / "after.csv").write_text("x,y\n" + "\n".join(row.translate(str.maketrans("ab", "ba")) for row in rows))
+    good(f"compare before.csv --target y {QUICK} --out turned")
+    good("train after.csv --from turned --out turned/model")
+    assert sl.load("turned/model").pos_label_ == "b"
+
+
 def test_train_fits_the_winner_or_whom_it_is_told(place):
     good(f"compare data.csv --target y --drop id {QUICK} --out again")
     said = json.loads(good("train --from again --json").stdout)

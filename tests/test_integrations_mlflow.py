@@ -177,3 +177,12 @@ def test_without_mlflow_the_fix_is_named():
     code = "import sys; sys.modules['mlflow'] = None\nimport stepless.integrations.mlflow"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert 'stepless.integrations.mlflow needs MLflow and pandas: pip install "stepless[mlflow]"' in done.stderr
+
+
+@pytest.mark.usefixtures("store")
+def test_categories_are_served_as_what_they_are_categories_of():
+    X, y = table("binary")
+    X["kind"] = pd.Categorical(np.where(np.arange(len(X)) % 3 == 0, "red", "blue"))
+    model = sl.MetricClassifier("f1", epochs=2, random_state=0).fit(X, y)
+    again = mlflow.pyfunc.load_model(logging.log_model(model, input_example=X[:5]).model_uri)
+    np.testing.assert_array_equal(again.predict(X.astype({"kind": object}))["label"], model.predict(X))

@@ -1,6 +1,7 @@
 """What a tuning offers besides its threshold: the curve over all cuts, and intervals from resampled rows."""
 
 import copy
+import math
 import pickle
 
 import numpy as np
@@ -139,3 +140,12 @@ def test_a_tuning_for_a_lambda_cannot_be_pickled():
     tuned = sl.tune_threshold([0.1, 0.9], [0, 1], lambda tp, fp, fn, tn: tp / (tp + fp + fn))
     with pytest.raises((pickle.PicklingError, AttributeError), match=r"[Cc]an't pickle"):
         pickle.dumps(tuned)
+
+
+def test_resamples_without_a_score_are_told():
+    scores = np.arange(30.0)
+    tuned = sl.tune_threshold(scores, scores % 29 == 0, "precision", zero_division=math.nan)
+    assert tuned.threshold > 28  # yes to one row, which a resample may lack
+    with pytest.warns(UserWarning, match=r"the metric is undefined on \d+ of 50 resamples"):
+        interval = tuned.interval(50)
+    assert np.isfinite(interval.score).all()
