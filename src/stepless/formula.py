@@ -298,8 +298,9 @@ def for_formulas(function: Callable[..., Array]) -> Callable[..., Array]:
 def _first_count(args: Any) -> Any:
     """The array that the first count among arguments holds; they may stand in a list, as for torch.stack."""
     for arg in args:
-        found = _first_count(arg) if isinstance(arg, tuple | list) else getattr(arg, "value", None)
-        if found is not None:
+        if isinstance(arg, SafeCount):
+            return arg.value
+        if isinstance(arg, tuple | list) and (found := _first_count(arg)) is not None:
             return found
     return None
 

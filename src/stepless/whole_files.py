@@ -90,9 +90,8 @@ def sync_folder(folder: Path) -> None:
 def _sweep(target: Path) -> None:
     """Remove what interrupted writes of the same file left long ago."""
     left_over = re.compile(re.escape(target.name) + r"-[0-9a-f]{8}\.tmp")
-    for name in os.listdir(target.parent):
-        if left_over.fullmatch(name):
-            with suppress(OSError):  # what cannot be removed does no harm
-                left = target.with_name(name)
-                if time.time() - left.lstat().st_mtime >= STALE:
-                    left.unlink()
+    with suppress(OSError):  # what cannot be seen or removed does no harm
+        for name in os.listdir(target.parent):
+            left = target.with_name(name)
+            if left_over.fullmatch(name) and time.time() - left.lstat().st_mtime >= STALE:
+                left.unlink()
