@@ -63,6 +63,9 @@ def test_counts_can_be_differentiated_twice_and_kept():
     torch.testing.assert_close(first, by_plain, rtol=1e-4, atol=1e-6)
     second = [torch.autograd.grad(g.square().sum(), scores)[0] for g in (first, by_plain)]
     torch.testing.assert_close(*second, rtol=1e-4, atol=1e-6)
+    factors = torch.tensor([1.0, 2.0], device="cuda")
+    (many,) = torch.autograd.grad(loss_fn(scores, target), scores, factors, is_grads_batched=True)
+    torch.testing.assert_close(many, factors[:, None] * by_plain, rtol=1e-4, atol=1e-6)
 
 
 def test_a_measured_state_is_the_plain_one():

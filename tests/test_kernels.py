@@ -535,6 +535,9 @@ def test_the_counts_node_is_one_like_any_other():
     loss = loss_fn(scores, target)
     first, second = (torch.autograd.grad(loss, scores, retain_graph=True)[0].clone() for _ in range(2))
     torch.testing.assert_close(first, second)
+    factors = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    (many,) = torch.autograd.grad(loss, scores, factors, is_grads_batched=True)
+    torch.testing.assert_close(many, factors[:, None] * first)
 
 
 @pytest.mark.usefixtures("no_batch_is_small")

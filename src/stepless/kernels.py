@@ -198,9 +198,8 @@ class _FusedCounts(torch.autograd.Function):
         ctx.kept = None, rest, deciding  # given away, as in `_FusedLoss`
         (scores,) = ctx.saved_tensors
         batch = Batch(scores, *rest)
-        if torch.is_grad_enabled():
-            counts = plain_cells(batch, deciding)
-            return torch.autograd.grad(counts, scores, grad.view(counts.shape), create_graph=True)[0], None, None
+        if not is_one_gradient(grad):
+            return differentiate_plainly(batch, deciding, grad), None, None
         z, y, w = _flat(scores, batch)
         layout = _layout(scores, deciding)
         if kept is None:
@@ -211,6 +210,24 @@ class _FusedCounts(torch.autograd.Function):
         alarm, hit = (fp - tn, tp - fn) if deciding.labels else (float((fp - tn)[0]), float((tp - fn)[0]))
         _pull_back(slopes, y, w, alarm, hit, *layout)
         return slopes.view(scores.shape), None, None
+
+
+def is_one_gradient(grad: Tensor) -> bool:
+    """Whether one gradient is wanted, and for itself: jacobian(vectorize=True) sends a batch of them."""
+    try:
+        grad.data_ptr()  # a batch has none
+    except RuntimeError:
+        return False
+    return not torch.is_grad_enabled()
+
+
+def differentiate_plainly(batch: Batch, deciding: Deciding, grad: Tensor) -> Tensor:
+    """The gradient of counts by the plain path, which can be differentiated again and takes a batch of gradients."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        scores = batch.scores if again else batch.scores.detach().requires_grad_()
+        counts = plain_cells(batch._replace(scores=scores), deciding)
+        return torch.autograd.grad(counts, scores, grad.view(counts.shape), create_graph=again)[0]
 
 
 _apply_counts: Any = super(torch.autograd.Function, _FusedCounts).apply

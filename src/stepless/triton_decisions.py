@@ -19,7 +19,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stepless.kernels import Deciding, Objective, plain_cells, plain_loss, shares_of
+from stepless.kernels import (
+    Deciding,
+    Objective,
+    differentiate_plainly,
+    is_one_gradient,
+    plain_loss,
+    shares_of,
+)
 from stepless.numerics import constant
 from stepless.steps import Identity, Linear, LogitSigmoid, RaisedCosine, Sigmoid, Step
 from stepless.tasks import Batch
@@ -324,9 +331,9 @@ class _FusedCounts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         x, y, w = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            counts = plain_cells(ctx.batch._replace(scores=x.float(), target=y.float()), ctx.deciding)
-            return torch.autograd.grad(counts, x, grad.view(counts.shape), create_graph=True)[0], None, None
+        if not is_one_gradient(grad):
+            wide = ctx.batch._replace(scores=x.float(), target=y.float())
+            return differentiate_plainly(wide, ctx.deciding, grad).to(x.dtype), None, None
         tp, fp, fn, tn = grad.reshape(-1, 4).float().unbind(1)
         worths = torch.stack([tp, tp - fn, fp - tn], 1)  # as `_finish_kernel` leaves them: the first is not read
         return _pulled_back(ctx.plan, x, y, w, worths, torch.ones((), device=x.device)), None, None
