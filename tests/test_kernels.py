@@ -540,6 +540,18 @@ def test_the_counts_node_is_one_like_any_other():
     torch.testing.assert_close(many, factors[:, None] * first)
 
 
+@pytest.mark.parametrize("settings", [{}, {"blend": 0.2}])
+@pytest.mark.usefixtures("no_batch_is_small")
+def test_a_target_that_is_changed_before_the_way_back_is_an_error(settings):
+    loss_fn, (scores, target) = sl.MetricLoss("f1", **settings), draw((40,))
+    target = target.float()
+    loss = loss_fn(scores.requires_grad_(), target)
+    loss.backward(retain_graph=True)
+    target.fill_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 @pytest.mark.usefixtures("no_batch_is_small")
 def test_measuring_is_fused_too(monkeypatch):
     called = []

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from stepless.averaging import evaluate
+from stepless.class_kernels import Classing, fused_class_sums
 from stepless.formula import TextFormula
 from stepless.kernels import FEW, Deciding, Objective, differentiators, fused_counts, fused_loss, traces_classes
 from stepless.metrics import METRICS
@@ -61,25 +62,26 @@ class Dispatcher:
 
     Args:
         path: Everything that is settled before the first batch.
-        metric: The metric.
+        metrics: The metric, and those of constraints.
         step: The smooth step.
         extra: What the loss does besides the metric of one batch, such as ``"memory"``; None where nothing.
         blend: The share of plain cross-entropy in the loss, which the kernels of classes take along.
         steady: Whether the step stays as it is; a schedule may sharpen it.
+        entropy: Whether the state of a batch holds the sums of cross-entropy.
     """
 
     def __init__(
-        self, path: Path, metric: Metric, step: Step, extra: str | None = None, blend: float = 0.0, *,
-        steady: bool = True,
+        self, path: Path, metrics: tuple[Metric, ...], step: Step, extra: str | None = None, blend: float = 0.0, *,
+        steady: bool = True, entropy: bool = False,
     ) -> None:  # fmt: skip
         self.path, self.step = path, step
-        self.counting = _deciding(path, step) if steady else None
+        self.counting = _counting(path, metrics, step, entropy) if steady else None
         self.decisions: Objective | None = None
         self.classes: Objective | None = None
         self._logged: set[str] = set()
         if blend and path.task != "multiclass":
             extra = extra or "a blend"
-        objective = _ruled_out(path, step, extra) or _objective(path, metric, step)
+        objective = _ruled_out(path, step, extra) or _objective(path, metrics[0], step)
         self._why = objective if isinstance(objective, str) else ""
         if isinstance(objective, str):
             return
@@ -101,19 +103,24 @@ class Dispatcher:
         way = whole or self._way_of(input, target, sample_weight, validate, of=self.decisions)
         if not way.startswith("plain") or self.counting is None or (input.is_cpu and input.numel() <= FEW):
             return way  # of few scores the node would cost more than it saves
+        if isinstance(self.counting, Classing) and (not input.is_cpu or target.is_floating_point()):
+            return way  # of classes on CUDA, or given as probabilities, nothing counts by itself
         counted = self._way_of(input, target, sample_weight, validate, of=self.counting)
         return way if counted.startswith("plain") else f"{_COUNTS[counted]}: {way.removeprefix('plain: ')}"
 
-    def counts(self, way: str, input: Tensor, target: Tensor, batch: Batch | None) -> Tensor | None:
-        """The counts of a batch, where a fused way begins with them; the CPU's needs the batch as it was read."""
+    def blocks(self, way: str, input: Tensor, target: Tensor, batch: Batch | None) -> dict[str, Tensor]:
+        """Those blocks of a batch's state that a fused way begins with; the CPU's needs the batch as it was read."""
         kind = way.partition(":")[0]
         if kind == TRITON_COUNTS:
-            return _kernels()[1].fused_counts(self._raw(input, target), self.counting)
+            return {"soft": _kernels()[1].fused_counts(self._raw(input, target), self.counting)}
         if kind != COUNTS_CPU:
-            return None
+            return {}
         assert batch is not None
         assert self.counting is not None
-        return fused_counts(batch, self.counting)
+        if not isinstance(self.counting, Classing):
+            return {"soft": fused_counts(batch, self.counting)}
+        counts, entropy = fused_class_sums(batch, self.counting)
+        return {"soft": counts} if entropy is None else {"soft": counts, "cross_entropy": entropy}
 
     def _unfit(self, input: Any, target: Any) -> str | None:
         """Why the batch is none for any fused way."""
@@ -128,13 +135,13 @@ class Dispatcher:
         return None
 
     def _way_of(
-        self, input: Any, target: Any, sample_weight: Any, validate: bool, of: Objective | Deciding | None
+        self, input: Any, target: Any, sample_weight: Any, validate: bool, of: Objective | Deciding | Classing | None
     ) -> str:
         """The way that decisions, or classes where these are none, go on the batch's device."""
         if not input.is_cpu:
             return self._way_on_cuda(input, target, sample_weight, validate, of)
         if of is None:
-            return "plain: classes are fused on CUDA only"
+            return "plain: classes are fused as a whole on CUDA only"
         if not target.is_cpu:
             return "plain: input and target are on two devices"
         if sample_weight is not None and (
@@ -147,8 +154,9 @@ class Dispatcher:
         return FUSED_CPU
 
     def _way_on_cuda(  # noqa: PLR0911
-        self, input: Tensor, target: Tensor, sample_weight: Any, validate: bool, of: Objective | Deciding | None
-    ) -> str:
+        self, input: Tensor, target: Tensor, sample_weight: Any, validate: bool,
+        of: Objective | Deciding | Classing | None,
+    ) -> str:  # fmt: skip
         if not (input.is_cuda and target.is_cuda):
             return f"plain: no kernels for input on {input.device.type} and target on {target.device.type}"
         if input.device.index != torch.cuda.current_device() or target.device != input.device:
@@ -160,7 +168,7 @@ class Dispatcher:
         if input.dtype not in _ON_CUDA:
             return f"plain: no kernels for {input.dtype} on CUDA"
         classes, decisions = _kernels()
-        if of is not None:
+        if of is not None and not isinstance(of, Classing):
             if self.path.ignore_index is not None or target.shape != input.shape or (of.labels and input.dim() < 2):
                 return "plain: entries are ignored, or the target or the labels are not shaped for the kernels"
             if decisions.numbers(self.step, of.tau) is None:
@@ -195,10 +203,15 @@ class Dispatcher:
         return Batch(input, target, None, None, self.path.inputs == "logits", torch.float32)
 
 
-def _deciding(path: Path, step: Step) -> Deciding | None:
-    """How counts are made, where a fused way can make them: at one threshold, over the whole batch."""
-    if path.task == "multiclass" or path.unit != "batch" or path.overlap != "expected":
+def _counting(path: Path, metrics: tuple[Metric, ...], step: Step, entropy: bool) -> Deciding | Classing | None:
+    """How counts are made, where a fused way can make them: at one threshold or among classes, of the whole batch."""
+    if path.unit != "batch" or path.overlap != "expected":
         return None
+    if path.task == "multiclass":
+        logits = path.inputs == "logits"
+        if not _linearises(step) or not step.has_row_twin(logits=logits) or (path.offsets is not None and not logits):
+            return None
+        return Classing(step, path.offsets, path.needs_matrix(metrics), entropy and logits and path.offsets is None)
     if not isinstance(path.cuts, float) or not _linearises(step) or not step.has_twin(path.cuts):
         return None
     return Deciding(step, path.cuts, path.task == "multilabel")
@@ -285,6 +298,6 @@ def _linearises(step: Step) -> bool:
 
     An inherited one is of the step it was inherited from, and no longer this one's.
     """
-    names = ("__call__", "from_logits", "linearise", "linearise_logits", "linearise_few")
+    names = ("__call__", "from_logits", "linearise", "linearise_logits", "linearise_few", "linearise_rows")
     owners = {next(c for c in type(step).__mro__ if name in vars(c)) for name in names} - {Step}
     return len(owners) == 1 and "linearise" in vars(owners.pop())

@@ -147,19 +147,18 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, batch: Batch, objective: Objective) -> Tensor:
         loss, gradient = _differentiated(scores, batch, objective, wanted=ctx.needs_input_grad[0])
-        ctx.save_for_backward(scores)
-        # without the scores: a context that holds its own input is never freed
-        ctx.kept = gradient, batch[1:], objective
+        save_batch(ctx, scores, batch)
+        ctx.kept = gradient, objective
         return torch.scalar_tensor(loss, dtype=scores.dtype, device="cpu")
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         # given away, so that it becomes the input's gradient without a copy; a retained graph makes it anew
-        gradient, rest, objective = ctx.kept
-        ctx.kept = None, rest, objective
+        gradient, objective = ctx.kept
+        ctx.kept = None, objective
         if gradient is None or torch.is_grad_enabled():
-            (scores,) = ctx.saved_tensors
-            batch = Batch(scores, *rest)
+            batch = saved_batch(ctx)
+            scores = batch.scores
             if torch.is_grad_enabled():  # a second derivative is wanted: let torch differentiate the plain formula
                 loss = plain_loss(batch, objective)
                 return torch.autograd.grad(loss, scores, grad, create_graph=True)[0], None, None
@@ -187,19 +186,19 @@ class _FusedCounts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, batch: Batch, deciding: Deciding) -> Tensor:
         counted = _count(*_flat(scores, batch), batch.logits, deciding, *_layout(scores, deciding))
-        ctx.save_for_backward(scores)
-        ctx.kept = (counted.slopes, counted.factors) if ctx.needs_input_grad[0] else None, batch[1:], deciding
+        save_batch(ctx, scores, batch)
+        ctx.kept = (counted.slopes, counted.factors) if ctx.needs_input_grad[0] else None, deciding
         four = _cells_of(counted, batch, deciding)
         return torch.tensor(np.array(four).T, dtype=scores.dtype, device="cpu").view(1, 1, -1, 4)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        kept, rest, deciding = ctx.kept
-        ctx.kept = None, rest, deciding  # given away, as in `_FusedLoss`
-        (scores,) = ctx.saved_tensors
-        batch = Batch(scores, *rest)
+        kept, deciding = ctx.kept
+        ctx.kept = None, deciding  # given away, as in `_FusedLoss`
+        batch = saved_batch(ctx)
+        scores = batch.scores
         if not is_one_gradient(grad):
-            return differentiate_plainly(batch, deciding, grad), None, None
+            return differentiate_plainly(batch, lambda again: plain_cells(again, deciding), grad), None, None
         z, y, w = _flat(scores, batch)
         layout = _layout(scores, deciding)
         if kept is None:
@@ -212,6 +211,17 @@ class _FusedCounts(torch.autograd.Function):
         return slopes.view(scores.shape), None, None
 
 
+def save_batch(ctx: Any, scores: Tensor, batch: Batch) -> None:
+    """Keep a batch for the way back as torch keeps tensors, so that one that is changed until then is an error."""
+    ctx.save_for_backward(scores, batch.target, batch.weight, batch.mask)
+    ctx.read_as = batch.logits, batch.dtype
+
+
+def saved_batch(ctx: Any) -> Batch:
+    """The batch that `save_batch` kept."""
+    return Batch(*ctx.saved_tensors, *ctx.read_as)
+
+
 def is_one_gradient(grad: Tensor) -> bool:
     """Whether one gradient is wanted, and for itself: jacobian(vectorize=True) sends a batch of them."""
     try:
@@ -221,12 +231,12 @@ def is_one_gradient(grad: Tensor) -> bool:
     return not torch.is_grad_enabled()
 
 
-def differentiate_plainly(batch: Batch, deciding: Deciding, grad: Tensor) -> Tensor:
+def differentiate_plainly(batch: Batch, count: Callable[[Batch], Tensor], grad: Tensor) -> Tensor:
     """The gradient of counts by the plain path, which can be differentiated again and takes a batch of gradients."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         scores = batch.scores if again else batch.scores.detach().requires_grad_()
-        counts = plain_cells(batch._replace(scores=scores), deciding)
+        counts = count(batch._replace(scores=scores))
         return torch.autograd.grad(counts, scores, grad.view(counts.shape), create_graph=again)[0]
 
 

@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -253,17 +254,15 @@ class MetricLoss(nn.Module):
     def _state(self, way: str, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> State:
         """The state of a batch, by the way it goes."""
         if self._ways is not None and way.startswith(TRITON_COUNTS) and not self.constraints and not self._blends():
-            counts = self._ways.counts(way, input, target, None)  # nobody else has to read the batch
-            assert counts is not None
-            return State.pack({"soft": counts})
+            return State.pack(self._ways.blocks(way, input, target, None))  # nobody else has to read the batch
         batch = self._read(input, target, sample_weight)
-        return self._measure(batch, None if self._ways is None else self._ways.counts(way, input, target, batch))
+        return self._measure(batch, partial(self._ways.blocks, way, input, target, batch) if self._ways else dict)
 
-    def _measure(self, batch: Batch, counts: Tensor | None = None) -> State:
-        """The state of a batch, of which the smooth counts may be there already."""
+    def _measure(self, batch: Batch, fused: Callable[[], dict[str, Tensor]] = dict) -> State:
+        """The state of a batch, of which a fused way may have the smooth counts, and cross-entropy."""
         try:
-            step = self._current_step()
-            blocks = {"soft": self.path.tally(batch, step, self.metrics) if counts is None else counts}
+            given = fused()
+            blocks = {"soft": given["soft"] if given else self.path.tally(batch, self._current_step(), self.metrics)}
         except (IndexError, RuntimeError):
             # an index out of range fails inside torch, in torch's words: say it in ours, if that was the cause
             if not torch.compiler.is_compiling():
@@ -274,7 +273,8 @@ class MetricLoss(nn.Module):
             with torch.no_grad():
                 blocks["hard"] = self.path.tally(batch, Hard(), self.metrics)
         if self._blends():
-            blocks["cross_entropy"] = cross_entropy_sums(batch, self.path.task)
+            entropy = given.get("cross_entropy")
+            blocks["cross_entropy"] = cross_entropy_sums(batch, self.path.task) if entropy is None else entropy
         return State.pack(blocks)
 
     def finish(self, state: State) -> Tensor:
@@ -315,7 +315,9 @@ class MetricLoss(nn.Module):
         }
         extra = next((name for name, there in extras.items() if there), None)
         steady = self.schedule is None or self.schedule.sharpness is None
-        self._ways = Dispatcher(self.path, self.metric, self.step, extra, self.blend, steady=steady)
+        self._ways = Dispatcher(
+            self.path, self.metrics, self.step, extra, self.blend, steady=steady, entropy=self._blends()
+        )
 
     def advance(self, progress: float) -> None:
         """Report training progress in [0, 1] to the schedule; without a schedule this does nothing."""

@@ -49,7 +49,7 @@ class OnMetric(Objective):
         self.loss = MetricLoss(metric, task=task, sync=False, **settings)
         # what keeps state, compares rows with one another or scores each row is left to one loss a member
         self.whole = type(self.loss) is MetricLoss and self.loss.path.unit == "batch" and not self._keeps_state()
-        self.fused = Dispatcher(self.loss.path, self.loss.metric, self.loss.step).decisions if self.whole else None
+        self.fused = Dispatcher(self.loss.path, self.loss.metrics, self.loss.step).decisions if self.whole else None
         self.each = nn.ModuleList()
         self.judge = copy.deepcopy(self.loss)
         if self.loss.constraints:

@@ -97,7 +97,7 @@ class Path:
         """The counts of each threshold and unit: cells, or matrices where a metric reads them."""
         if self.task == "multiclass":
             decision = cast(confusion.decide_class(batch, step, self.offsets), batch.dtype)
-            if self._needs_matrix(metrics):
+            if self.needs_matrix(metrics):
                 return confusion.class_matrix(batch, decision, self.unit)[None]
             return confusion.class_cells(batch, decision, self.unit, overlap=self.overlap)
         labels = self.task == "multilabel"
@@ -119,12 +119,12 @@ class Path:
             scores, weight = where(absent, 0.0, scores), where(absent, 0.0, weight)
         return (scores * weight).sum(-1), (weight + 0 * scores).sum(-1)
 
-    def _needs_matrix(self, metrics: tuple[Metric, ...]) -> bool:
+    def needs_matrix(self, metrics: tuple[Metric, ...]) -> bool:
         return self.task == "multiclass" and any(metric.kind == "matrix" for metric in metrics)
 
     def _evaluate(self, metric: Metric, table: Array, metrics: tuple[Metric, ...]) -> Array:
         label_weight = self.weight if self.task == "multilabel" else None
-        matrix = self._needs_matrix(metrics)
+        matrix = self.needs_matrix(metrics)
         return evaluate(metric, table, self.task, self.average, matrix=matrix, label_weight=label_weight)
 
 

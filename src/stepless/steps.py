@@ -105,8 +105,20 @@ class Step:
             factors = self.linearise(x, tau, decision, slope)
         return decision.numpy(), slope.numpy(), factors
 
+    def linearise_rows(self, p: Tensor, tau: Tensor, decision: Tensor, slope: Tensor | None, spare: Tensor) -> Factors:
+        """The same where each column of ``p`` has a threshold, for decisions whose sum is made 1.
+
+        So a factor of the column may be left out as well. The slope may be not wanted.
+        """
+        at: Any = tau  # what is arithmetic with a number is arithmetic with a row of them
+        return self.linearise(p, at, decision, spare if slope is None else slope)
+
     def has_twin(self, tau: float) -> bool:
         """Whether ``linearise`` and its kin are as exact at this threshold as the step itself."""
+        return True
+
+    def has_row_twin(self, *, logits: bool) -> bool:
+        """Whether ``linearise_rows`` is, for classes, whose thresholds are at most ½."""
         return True
 
     def sharpened(self, factor: Any) -> Step:
@@ -234,6 +246,17 @@ class Linear(Step):
             slope *= np.subtract(p, inner, out=inner)
         return decision, slope, Factors(steep, steep)
 
+    def linearise_rows(self, p: Tensor, tau: Tensor, decision: Tensor, slope: Tensor | None, spare: Tensor) -> Factors:
+        low, high, below, within, above = self._pieces(tau)
+        steep = within - above
+        gentle, more = above / steep, (below - above) / steep
+        torch.clamp(p, low, high, out=decision)
+        if slope is not None:
+            torch.eq(decision, p, out=slope).add_(gentle)
+            slope.addcmul_(torch.lt(p, low, out=spare), more)
+        decision.sub_(low).addcmul_(p, gentle).addcmul_(torch.minimum(p, low, out=spare), more)
+        return Factors(1.0, 1.0)
+
     def _pieces(self, tau: Any) -> tuple[Any, Any, Any, Any, Any]:
         """The two break points, and the slopes below, between and above them."""
         margin = minimum(tau, 1 - tau)
@@ -243,6 +266,10 @@ class Linear(Step):
     def has_twin(self, tau: float) -> bool:
         low, high, below, within, above = self._pieces(tau)
         return high - low >= _NARROW * tau and abs(within - above) >= _LITTLE * max(below, above)
+
+    def has_row_twin(self, *, logits: bool) -> bool:
+        _, _, below, within, above = self._pieces(0.5)  # where the pieces differ least
+        return self.width >= _NARROW and within - above >= _LITTLE * max(below, above)
 
     def sharpened(self, factor: Any) -> Linear:
         return replace(self, delta=self.delta / factor, width=self.width / factor)
@@ -321,6 +348,9 @@ class LogitSigmoid(Step):
         torch.sub(z, shift, out=decision).div_(self.temperature).sigmoid_()
         torch.addcmul(decision, decision, decision, value=-1, out=slope)
         return Factors(1.0, 1 / self.temperature)
+
+    def has_row_twin(self, *, logits: bool) -> bool:
+        return logits  # the slope at a probability near 0 is taken times it, or overflows
 
     def sharpened(self, factor: Any) -> LogitSigmoid:
         return replace(self, temperature=self.temperature / factor)

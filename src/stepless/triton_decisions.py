@@ -24,6 +24,7 @@ from stepless.kernels import (
     Objective,
     differentiate_plainly,
     is_one_gradient,
+    plain_cells,
     plain_loss,
     shares_of,
 )
@@ -333,7 +334,8 @@ class _FusedCounts(torch.autograd.Function):
         x, y, w = ctx.saved_tensors
         if not is_one_gradient(grad):
             wide = ctx.batch._replace(scores=x.float(), target=y.float())
-            return differentiate_plainly(wide, ctx.deciding, grad).to(x.dtype), None, None
+            gradient = differentiate_plainly(wide, lambda again: plain_cells(again, ctx.deciding), grad)
+            return gradient.to(x.dtype), None, None
         tp, fp, fn, tn = grad.reshape(-1, 4).float().unbind(1)
         worths = torch.stack([tp, tp - fn, fp - tn], 1)  # as `_finish_kernel` leaves them: the first is not read
         return _pulled_back(ctx.plan, x, y, w, worths, torch.ones((), device=x.device)), None, None

@@ -1,0 +1,190 @@
+"""Counting among classes on the CPU in one node: values and gradients are those of the plain path."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stepless as sl
+from stepless import class_kernels, dispatch
+from tests.twins import SMOOTH, agree
+
+WAY = "fused-cpu-counts: classes are fused as a whole on CUDA only"
+SHAPES = ((41, 2), (41, 3), (97, 8), (5, 31), (3, 4, 5, 7))
+
+
+@pytest.fixture(autouse=True)
+def no_batch_is_small(monkeypatch):
+    monkeypatch.setattr(dispatch, "FEW", 0)
+
+
+def draw_classes(shape, dtype=torch.float32, seed=0, *, inputs="logits", ignored=0):
+    generator = torch.Generator().manual_seed(seed)
+    scores = 2 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    samples = (shape[0], *shape[2:])
+    target = torch.randint(shape[1], samples, generator=generator)
+    target.view(-1)[:ignored] = -100
+    return (scores if inputs == "logits" else scores.softmax(1)).to(dtype), target
+
+
+def assert_fused(loss_fn, scores, target, sample_weight=None, **settings):
+    way = loss_fn.path_for(scores, target, sample_weight)
+    assert way.startswith("fused-cpu-counts: ")
+    agree(loss_fn, scores, target, sample_weight, way=way, **settings)
+
+
+@pytest.mark.parametrize("metric", sl.METRICS)
+@pytest.mark.parametrize("step", SMOOTH)
+def test_every_metric_and_step(metric, step):
+    loss_fn = sl.MetricLoss(metric, step=step, task="multiclass")
+    for shape in SHAPES:
+        for dtype in (torch.float32, torch.float64):
+            assert_fused(loss_fn, *draw_classes(shape, dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("inputs", ["logits", "probabilities"])
+@pytest.mark.parametrize("step", SMOOTH)
+def test_every_dtype_and_kind_of_input(inputs, dtype, step):
+    loss_fn = sl.MetricLoss("f1", step=step, task="multiclass", inputs=inputs)
+    scores, target = draw_classes((60, 5), dtype, inputs=inputs, ignored=7)
+    if loss_fn.path_for(scores, target).startswith("plain"):
+        assert (step, inputs) == ("logit_sigmoid", "probabilities")  # whose slope there has no twin
+    else:
+        assert_fused(loss_fn, scores, target)
+
+
+EXTRAS = {
+    "memory": {"memory": sl.Memory(8)},
+    "blend": {"blend": 0.3},
+    "balanced blend": {"blend": 0.3, "cross_entropy": "balanced"},
+    "constraint": {"subject_to": "accuracy >= 0.9"},
+    "schedule of the blend": {"schedule": sl.Schedule(blend=(0.0, 1.0))},
+    "offsets": {"threshold": [0.5, -1.0, 0.0, 2.0]},
+    "micro": {"average": "micro"},
+    "weighted": {"average": "weighted"},
+    "weights of classes": {"weight": [1.0, 0.0, 2.0, 0.5]},
+    "undefined": {"zero_division": float("nan")},
+}
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_every_setting(extra, weighted, dtype):
+    loss_fn = sl.MetricLoss("f1", task="multiclass", **EXTRAS[extra]).eval()
+    scores, target = draw_classes((50, 4), dtype, ignored=5)
+    assert_fused(loss_fn, scores, target, torch.linspace(0, 2, 50, dtype=dtype) if weighted else None)
+
+
+@pytest.mark.parametrize("metric", ["f1", "weighted_kappa"])
+@pytest.mark.parametrize("shape", [(101, 7), (6, 7, 11, 3), (2, 7, 150)])
+def test_blocks_of_samples_and_of_pixels(monkeypatch, metric, shape):
+    monkeypatch.setattr(class_kernels, "BLOCK", 160)
+    loss_fn = sl.MetricLoss(metric, task="multiclass")
+    scores, target = draw_classes(shape, torch.float64, ignored=3)
+    assert_fused(loss_fn, scores, target)
+    weight = torch.rand(target.shape, dtype=torch.float64)
+    assert_fused(loss_fn, scores, target, weight)
+    assert_fused(loss_fn, scores.transpose(0, -1).contiguous().transpose(0, -1), target, weight)  # of any layout
+
+
+def test_a_matrix_of_many_classes():
+    loss_fn = sl.MetricLoss("weighted_kappa", task="multiclass")
+    assert_fused(loss_fn, *draw_classes((300, 90), torch.float64))
+
+
+@pytest.mark.parametrize("blend", [0.0, 0.5])
+@pytest.mark.parametrize("step", SMOOTH)
+def test_sure_scores_classes_ruled_out_and_ties(step, blend):
+    loss_fn = sl.MetricLoss("f1", task="multiclass", step=step, blend=blend)
+    scores, target = draw_classes((40, 6), torch.float64)
+    assert_fused(loss_fn, 1e4 * scores, target)
+    assert_fused(loss_fn, scores.round(), target)
+    ruled_out = scores.clone()
+    ruled_out[:, 4:] = -torch.inf
+    assert_fused(loss_fn, ruled_out, target % 4)
+    pixels = scores.view(5, 8, 6).transpose(1, 2)
+    assert_fused(loss_fn, 1e4 * pixels, target.view(5, 8))
+
+
+def test_a_score_that_is_nan_is_not_hidden():
+    for inputs in ("logits", "probabilities"):
+        for step in ("linear", "identity"):
+            loss_fn = sl.MetricLoss("f1", task="multiclass", inputs=inputs, step=step)
+            scores, target = draw_classes((20, 3), inputs=inputs)
+            scores[3, 1] = torch.nan
+            assert loss_fn.path_for(scores, target).startswith("fused-cpu-counts")
+            assert loss_fn(scores, target).isnan()
+
+
+def test_an_index_that_is_no_class():
+    scores, target = draw_classes((20, 3))
+    target[4] = 3
+    with pytest.raises(ValueError, match=r"targets must be class indices in \[0, 3\); got 3\."):
+        sl.MetricLoss("f1", task="multiclass")(scores, target)
+
+
+def test_the_node_is_one_like_any_other():
+    loss_fn = sl.MetricLoss("f1", task="multiclass", step="identity")
+    scores, target = draw_classes((20, 3), torch.float64)
+    scores.requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: loss_fn(z, target), scores)
+    assert torch.autograd.gradgradcheck(lambda z: loss_fn(z, target), scores)
+    loss = loss_fn(scores, target)
+    first, second = (torch.autograd.grad(loss, scores, retain_graph=True)[0].clone() for _ in range(2))
+    torch.testing.assert_close(first, second)
+    factors = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    (many,) = torch.autograd.grad(loss, scores, factors, is_grads_batched=True)
+    torch.testing.assert_close(many, factors[:, None, None] * first)
+
+
+@pytest.mark.parametrize(
+    ("settings", "target"),
+    [
+        ({"per_image": True}, "indices"),
+        ({"inputs": "probabilities", "threshold": [0.0, 0.1, 0.0]}, "indices"),
+        ({"overlap": "min"}, "shares"),
+        ({}, "shares"),
+        ({"step": sl.Linear(delta=0.1, width=1e-3)}, "indices"),
+        ({"schedule": sl.Schedule(sharpness=(1.0, 4.0))}, "indices"),
+    ],
+)
+def test_what_stays_plain(settings, target):
+    scores, indices = draw_classes((4, 3, 5), inputs=settings.get("inputs", "logits"))
+    shares = torch.rand(4, 3, 5).softmax(1)
+    way = sl.MetricLoss("f1", task="multiclass", **settings).path_for(scores, shares if target == "shares" else indices)
+    assert way.startswith("plain")
+
+
+def test_few_scores_are_counted_plainly(monkeypatch):
+    monkeypatch.undo()
+    loss_fn = sl.MetricLoss("f1", task="multiclass")
+    assert loss_fn.path_for(*draw_classes((dispatch.FEW // 4, 4))).startswith("plain")
+    assert loss_fn.path_for(*draw_classes((dispatch.FEW // 4 + 1, 4))) == WAY
+
+
+def test_millions_of_samples_lose_nothing():
+    """Sums are float64: of many rows of one class and one of another no count is a difference without digits."""
+    scores = torch.full((300_000, 3), -4.0)
+    scores[:, 0], scores[7] = 4.0, torch.tensor([1.0, 2.0, 0.5])
+    target = torch.zeros(300_000, dtype=torch.long)
+    target[7] = 1
+    for metric in ("mcc", "f1", "g_mean", "specificity"):
+        loss_fn = sl.MetricLoss(metric, task="multiclass")
+        narrow, wide = scores.clone().requires_grad_(), scores.double().requires_grad_()
+        exact = loss_fn.settle(loss_fn._state("plain", wide, target, None))
+        found = loss_fn(narrow, target)
+        torch.testing.assert_close(found, exact.float(), rtol=0, atol=1e-5)
+        gradient, wanted = (torch.autograd.grad(v, leaf)[0][7].double() for v, leaf in ((found, narrow), (exact, wide)))
+        torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5 * wanted.abs().max().item())
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    classes=st.integers(2, 9), samples=st.integers(1, 40), seed=st.integers(0, 99), scale=st.sampled_from([0.1, 1, 30]),
+    step=st.sampled_from(SMOOTH), metric=st.sampled_from(["f1", "mcc", "cohen_kappa", "weighted_kappa", "g_mean"]),
+)  # fmt: skip
+def test_any_batch(classes, samples, seed, scale, step, metric):
+    scores, target = draw_classes((samples, classes), torch.float64, seed, ignored=seed % 3)
+    assert_fused(sl.MetricLoss(metric, task="multiclass", step=step), scale * scores, target, tolerance=1e-8)
