@@ -82,7 +82,7 @@ def rare_negatives():
         loss_fn = sl.MetricLoss(metric, task="multiclass")
         noise = draw((3001, 3))[0]
         leaf = (noise + torch.tensor([0.0, 1.0, 0.0])).requires_grad_()
-        fused = triton_classes.fused_class_loss(leaf, true, -100, ways(loss_fn).classes)
+        fused = ways(loss_fn).fused_on_cuda(leaf, true)
         exact = leaf.detach().double().requires_grad_()
         yield close((metric, "rare class"), fused, leaf, plain(loss_fn, exact, true), exact)
 
@@ -96,11 +96,22 @@ def classes():
         if len(target) > 5:
             target[3] = -100
         leaf = scores.requires_grad_()
-        fused = triton_classes.fused_class_loss(leaf, target, -100, ways(loss_fn).classes)
+        fused = ways(loss_fn).fused_on_cuda(leaf, target)
         exact = leaf.detach().double().requires_grad_()
         yield close((metric, step, shape, blend), fused, leaf, plain(loss_fn, exact, target), exact)
     target[0] = 77_777
-    yield bool(triton_classes.fused_class_loss(leaf, target, -100, ways(loss_fn).classes).isnan())
+    yield bool(ways(loss_fn).fused_on_cuda(leaf, target).isnan())
+
+
+def ruled_out():
+    """A score of −inf, also of the true class: it costs what it may cost at most, and pulls nothing."""
+    for shape in ((41, 3), (20, 1000)):
+        loss_fn = sl.MetricLoss("f1", task="multiclass", blend=0.4)
+        scores, target = draw(shape)[0], torch.arange(shape[0]) % shape[1]
+        scores[:, 2] = -torch.inf
+        leaf, exact = scores.clone().requires_grad_(), scores.double().requires_grad_()
+        fused = ways(loss_fn).fused_on_cuda(leaf, target)
+        yield close(("ruled out", shape), fused, leaf, plain(loss_fn, exact, target), exact)
 
 
 def ways(loss_fn) -> Dispatcher:
@@ -122,7 +133,7 @@ def main():
     # what the interpreter has not: an instruction of the GPU's, and a GPU to be asked how large it is
     triton_decisions.reciprocal = triton_classes.reciprocal = _reciprocal
     torch.cuda.get_device_properties = lambda _: types.SimpleNamespace(multi_processor_count=2)
-    results = [*decisions(), *rare_negatives(), *classes()]
+    results = [*decisions(), *rare_negatives(), *classes(), *ruled_out()]
     print(f"{sum(results)} of {len(results)} agree")
 
 

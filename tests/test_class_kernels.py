@@ -104,6 +104,7 @@ def test_sure_scores_classes_ruled_out_and_ties(step, blend):
     ruled_out = scores.clone()
     ruled_out[:, 4:] = -torch.inf
     assert_fused(loss_fn, ruled_out, target % 4)
+    assert_fused(loss_fn, ruled_out, target)  # also the true one
     pixels = scores.view(5, 8, 6).transpose(1, 2)
     assert_fused(loss_fn, 1e4 * pixels, target.view(5, 8))
 

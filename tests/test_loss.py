@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 import stepless as sl
 from stepless import METRICS, MetricLoss, Schedule
+from stepless.loss import CLASSES_BLEND, DEFAULT_STEP
 
 
 def generator(seed=0):
@@ -168,9 +169,70 @@ BLENDS = {
 @pytest.mark.parametrize("case", BLENDS)
 def test_blend_is_a_mean_of_metric_and_cross_entropy(case, blend):
     settings, batch, entropy = BLENDS[case]
-    alone = MetricLoss("f1", **settings)(*batch)
+    alone = MetricLoss("f1", blend=0.0, **settings)(*batch)
     blended = MetricLoss("f1", blend=blend, **settings)(*batch)
     torch.testing.assert_close(blended, (1 - blend) * alone + blend * entropy)
+
+
+@pytest.mark.parametrize("metric", ["f1", "mcc", "weighted_kappa"])
+@pytest.mark.parametrize("target", [CLASSES, SHARES], ids=["indices", "shares"])
+def test_of_three_classes_and_more_a_part_is_cross_entropy(metric, target):
+    share = CLASSES_BLEND.share
+    alone = MetricLoss(metric, task="multiclass", blend=0.0)(LABEL_LOGITS, target)
+    expected = (1 - share) * alone + share * ce(LABEL_LOGITS, target)
+    torch.testing.assert_close(MetricLoss(metric, task="multiclass")(LABEL_LOGITS, target), expected)
+    torch.testing.assert_close(sl.metric_loss(LABEL_LOGITS, target, metric, task="multiclass"), expected)
+
+
+def test_what_is_said_of_step_blend_or_schedule_is_all_there_is():
+    batch = LABEL_LOGITS, CLASSES
+    alone = MetricLoss("mcc", task="multiclass", blend=0.0)(*batch)
+    torch.testing.assert_close(MetricLoss("mcc", task="multiclass", step=DEFAULT_STEP)(*batch), alone)
+    moved = MetricLoss("mcc", task="multiclass", schedule=Schedule(blend=None, sharpness=(1.0, 2.0)))
+    torch.testing.assert_close(moved(*batch), alone)
+    assert "blend" not in repr(MetricLoss("mcc", task="multiclass", step="linear"))
+    assert f"blend={CLASSES_BLEND.share:g}" in repr(MetricLoss("mcc", task="multiclass"))
+
+
+@pytest.mark.parametrize("metric", ["cost", "net_benefit", "5*fn + fp", lambda tp, fp, fn, tn: tp - fp])
+def test_what_may_leave_the_unit_is_alone(metric):
+    loss_fn = MetricLoss(metric, task="multiclass")
+    torch.testing.assert_close(
+        loss_fn(LABEL_LOGITS, CLASSES), MetricLoss(metric, task="multiclass", blend=0.0)(LABEL_LOGITS, CLASSES)
+    )
+
+
+def test_a_formula_that_is_a_share_is_trained_as_a_metric_is():
+    text, name = (MetricLoss(m, task="multiclass") for m in ("tp / (tp + fp + fn)", "jaccard"))
+    torch.testing.assert_close(text(LABEL_LOGITS, CLASSES), name(LABEL_LOGITS, CLASSES))
+
+
+def test_two_classes_and_other_tasks_are_the_metric_alone():
+    pair = torch.stack([torch.zeros_like(LOGITS), LOGITS], 1)
+    two = MetricLoss("mcc", task="multiclass")(pair, TARGET.long())
+    torch.testing.assert_close(two, MetricLoss("mcc")(LOGITS, TARGET))
+    for task in ("binary", "multilabel"):
+        batch = BATCHES[task]
+        torch.testing.assert_close(MetricLoss("f1", task=task)(*batch), MetricLoss("f1", task=task, blend=0.0)(*batch))
+
+
+def test_the_part_of_cross_entropy_may_be_balanced_without_saying_how_large_it_is():
+    share, batch = CLASSES_BLEND.share, (LABEL_LOGITS, CLASSES)
+    said = MetricLoss("f1", task="multiclass", blend=share, cross_entropy="balanced")(*batch)
+    torch.testing.assert_close(MetricLoss("f1", task="multiclass", cross_entropy="balanced")(*batch), said)
+
+
+def test_a_true_class_that_is_ruled_out_costs_much_and_pulls_nothing():
+    logits = LABEL_LOGITS.masked_fill(
+        torch.nn.functional.one_hot(CLASSES, 3).bool() & (CLASSES == 1)[:, None], -math.inf
+    )
+    for target in (CLASSES, torch.nn.functional.one_hot(CLASSES, 3).double()):
+        leaf = logits.clone().requires_grad_()
+        loss = MetricLoss("f1", task="multiclass", blend=1.0)(leaf, target)
+        loss.backward()
+        assert 100 * (CLASSES == 1).double().mean() < loss < 110
+        assert (leaf.grad[CLASSES == 1] == 0).all()
+        assert leaf.grad[CLASSES != 1].abs().min() > 0
 
 
 @pytest.mark.parametrize("case", BLENDS)
@@ -580,7 +642,7 @@ def test_numbers_of_numpy_are_numbers():
     loss_fn = MetricLoss("f1", schedule=Schedule())
     loss_fn.advance(np.float32(0.5))
     assert loss_fn.progress == 0.5
-    assert MetricLoss("f1", blend=np.float32(0.25)).blend == 0.25
+    assert MetricLoss("f1", blend=np.float32(0.25)).blending.share == 0.25
 
 
 def test_one_score_without_a_dimension_may_have_a_weight():

@@ -55,7 +55,7 @@ def test_the_metric_of_many_members_is_the_loss_of_each(task, chosen, weighted):
     losses, slopes = objective.differentiated(logits, target, weight)
     for m in range(len(logits)):
         z = logits[m].clone().requires_grad_()
-        loss = sl.MetricLoss(task=task, **chosen)(
+        loss = sl.MetricLoss(task=task, blend=0.0, **chosen)(
             z.squeeze(1) if task == "binary" else z, target[m], None if weight is None else weight[m]
         )
         torch.testing.assert_close(losses[m], loss.detach(), rtol=1e-5, atol=1e-6)

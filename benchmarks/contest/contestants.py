@@ -112,9 +112,9 @@ def soft_f1(metric: str, **settings: Any) -> sl.MetricLoss:
     return sl.MetricLoss(metric, step=sl.Identity(), **settings)
 
 
-def half_cross_entropy(metric: str, **settings: Any) -> sl.MetricLoss:
-    """The metric and cross-entropy in equal parts."""
-    return sl.MetricLoss(metric, blend=0.5, **settings)
+def blended(share: float) -> Callable[..., sl.MetricLoss]:
+    """The metric with this share of cross-entropy, which of three classes and more is ½ by default."""
+    return lambda metric, **settings: sl.MetricLoss(metric, blend=share, **settings)
 
 
 _NETWORKS: dict[str, Contestant] = {
@@ -149,7 +149,8 @@ CONTESTANTS: dict[str, dict[str, Contestant]] = {
         "MultiSOL": trained_on(sl.presets.score_oriented),
         "EAST": trained_on(sl.presets.east),
         "MetricLoss": trained_on(sl.MetricLoss),
-        "MetricLoss, blend=½": trained_on(half_cross_entropy),
+        "MetricLoss, blend=0": trained_on(blended(0.0)),
+        "MetricLoss, blend=0.4": trained_on(blended(0.4)),
         "LightGBM": at_half("LightGBM"),
         "LightGBM, tuned": tuned("LightGBM"),
         "MetricClassifier": ours(sl.MetricClassifier),
@@ -158,7 +159,7 @@ CONTESTANTS: dict[str, dict[str, Contestant]] = {
     "multilabel": {
         **_NETWORKS,
         "MetricLoss": trained_on(sl.MetricLoss),
-        "MetricLoss, blend=½": trained_on(half_cross_entropy),
+        "MetricLoss, blend=½": trained_on(blended(0.5)),
         "MetricClassifier": ours(sl.MetricClassifier),
     },
 }

@@ -120,5 +120,5 @@ def make(name: str, shares: Tensor, settings: dict[str, float], device: str) -> 
     elif kind == "identity":
         loss = sl.MetricLoss(metric, task="multiclass", step=sl.Identity(), **options)
     else:
-        loss = sl.MetricLoss(metric, task="multiclass", **options)
+        loss = sl.MetricLoss(metric, task="multiclass", blend=0.0, **options)
     return OfPackage(loss.to(device))

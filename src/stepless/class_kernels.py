@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stepless.confusion import class_cells, class_matrix, decide_class
-from stepless.cross_entropy import cross_entropy_sums
+from stepless.cross_entropy import LOWEST_LOG, cross_entropy_sums
 from stepless.kernels import differentiate_plainly, is_one_gradient, save_batch, saved_batch
 from stepless.steps import Identity, Step
 from stepless.tasks import Batch
@@ -26,6 +26,8 @@ from stepless.tasks import Batch
 BLOCK = 1 << 19
 #: Up to so many classes a matrix is a product with the block's one-hot rows; then the rows are added one by one.
 _PRODUCT = 64
+#: Samples of a product: longer sums of float32 lose digits that float64 would keep.
+_LONG = 1 << 13
 
 _softmax = torch.ops.aten._softmax.out
 
@@ -43,7 +45,7 @@ class Classing(NamedTuple):
     step: Step
     offsets: tuple[float, ...] | None
     matrix: bool
-    entropy: bool
+    entropy: bool = False
 
 
 def fused_class_sums(batch: Batch, how: Classing) -> tuple[Tensor, Tensor | None]:
@@ -90,11 +92,15 @@ def _plain_sums(batch: Batch, how: Classing) -> Tensor:
 
 
 class _Notes(NamedTuple):
-    """What the way back needs: probabilities, block by block; of each sample, its threshold and 1 / Σ decisions."""
+    """What the way back needs: probabilities, block by block; of each sample, its threshold and 1 / Σ decisions.
+
+    And the samples whose own class is ruled out by a score of −inf, which cross-entropy does not pull.
+    """
 
     p: Tensor
     tau: Tensor
     share: Tensor
+    ruled_out: list[Tensor]
 
 
 class _Block(NamedTuple):
@@ -147,6 +153,7 @@ def _sum_up(scores: Tensor, batch: Batch, how: Classing, *, noted: bool) -> tupl
     tau, share, hits, losses = scores.new_empty(4, samples)
     found = torch.zeros(classes, classes if how.matrix else 1, dtype=torch.float64)
     room = _Room(classes, scores)
+    ruled_out = []
     for block in _blocks(scores, batch):
         at = block.samples
         p, h, spare = room.three(len(block.target))
@@ -163,7 +170,7 @@ def _sum_up(scores: Tensor, batch: Batch, how: Classing, *, noted: bool) -> tupl
             decision = torch.addcmul(p, torch.zeros(()), p.sum(0), out=h)
         target = block.target[None]
         if how.entropy:
-            _cross_entropy(p, block, losses[at])
+            ruled_out.append(_cross_entropy(p, block, losses[at]))
         if how.matrix:
             found += _matrix(decision, block, spare)
             continue
@@ -176,7 +183,7 @@ def _sum_up(scores: Tensor, batch: Batch, how: Classing, *, noted: bool) -> tupl
     sums = [found if how.matrix else _cells(found[:, 0], hits, by_class)]
     if how.entropy:
         sums += [by_class(losses), by_class.support]
-    return torch.cat([each.flatten() for each in sums]), None if kept is None else _Notes(kept, tau, share)
+    return torch.cat([each.flatten() for each in sums]), None if kept is None else _Notes(kept, tau, share, ruled_out)
 
 
 class _Room:
@@ -241,19 +248,23 @@ def _matrix(decision: Tensor, block: _Block, spare: Tensor) -> Tensor:
     weighted = decision if block.weight is None else torch.mul(decision, block.weight, out=spare)
     if classes <= _PRODUCT:
         true = torch.zeros_like(decision).scatter_(0, block.target[None], 1.0)
-        return (true.double() if weighted.dtype == torch.float64 else true) @ weighted.T
+        pairs = zip(torch.split(true, _LONG, 1), torch.split(weighted, _LONG, 1), strict=True)
+        return torch.stack([(a @ b.T).double() for a, b in pairs]).sum(0)
     sums = torch.zeros(classes, classes, dtype=torch.float64)
     return sums.index_add_(0, block.target, weighted.T.double())
 
 
-def _cross_entropy(p: Tensor, block: _Block, out: Tensor) -> None:
-    """Write −log p of each sample's class; from the scores where p has no digits left."""
+def _cross_entropy(p: Tensor, block: _Block, out: Tensor) -> Tensor:
+    """Write −log p of each sample's class, from the scores where p has no digits; which samples rule theirs out."""
     true = p.gather(0, block.target[None])[0]
     torch.log(true, out=out).neg_()
     lost = (true < torch.finfo(p.dtype).tiny).nonzero()[:, 0]
-    if len(lost):
-        logs = block.columns(lost).log_softmax(0)
-        out[lost] = -logs.gather(0, block.target[None, lost])[0]
+    if not len(lost):
+        return lost
+    logs = block.columns(lost).log_softmax(0).gather(0, block.target[None, lost])[0]
+    never = logs == -math.inf
+    out[lost] = -logs.masked_fill_(never, LOWEST_LOG)
+    return lost[never]
 
 
 class _Sums:
@@ -301,13 +312,15 @@ def _pull_back(notes: _Notes, batch: Batch, how: Classing, grad: Tensor) -> Tens
     else:  # what a false alarm is worth, and how much more a hit
         worth = (table[:, 1] - table[:, 3])[:, None]
         more = table[:, 0] - table[:, 2] - worth[:, 0]
-    for block, place in zip(_blocks(scores, batch), _blocks(out, batch), strict=True):
+    blocks = zip(_blocks(scores, batch), _blocks(out, batch), strict=True)
+    for number, (block, place) in enumerate(blocks):
         at, target = block.samples, block.target
         p = notes.p[at.start * classes : at.stop * classes].view(classes, -1)
         each, extra = (worth.index_select(1, target), None) if more is None else (worth, more[target])
         pulled = _of_block(p, notes.tau[at], notes.share[at], each, extra, block, batch.logits, how, room)
         if entropy is not None:
             pull = entropy[target] if block.weight is None else entropy[target].mul_(block.weight)
+            pull[notes.ruled_out[number]] = 0.0
             pulled.addcmul_(p, pull).scatter_add_(0, target[None], pull.neg_()[None])
         place.scores.copy_(place.rows(pulled))
     return out

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 
 from stepless.confusion import sum_rows
@@ -9,7 +12,25 @@ from stepless.numerics import Array, log_softmax, namespace, ratio, softplus
 from stepless.tasks import Batch, Task
 
 #: The floor of a logarithm of a probability, as in ``F.binary_cross_entropy``.
-_LOWEST_LOG = -100.0
+LOWEST_LOG = -100.0
+
+
+class Blending(NamedTuple):
+    """The part that cross-entropy has in a loss.
+
+    Attributes:
+        share: Its share, in [0, 1].
+        moves: Whether a schedule moves the share.
+        fewest: Of how many classes on it has a part.
+    """
+
+    share: float = 0.0
+    moves: bool = False
+    fewest: int = 0
+
+    def among(self, classes: int) -> bool:
+        """Whether cross-entropy has a part in the loss of so many classes."""
+        return (self.moves or self.share > 0) and classes >= self.fewest
 
 
 def cross_entropy_sums(batch: Batch, task: Task) -> Array:
@@ -34,7 +55,8 @@ def _multiclass(batch: Batch, weight: Array | None) -> Array:
     classes = batch.scores.shape[1]
     log_p = log_softmax(batch.scores) if batch.logits else _log(batch.scores)
     if batch.indices:
-        loss = -log_p.gather(1, batch.target.unsqueeze(1)).squeeze(1)
+        true = log_p.gather(1, batch.target.unsqueeze(1)).squeeze(1)
+        loss = -true.masked_fill(true == -math.inf, LOWEST_LOG)  # a class that is ruled out has no slope either
         each = torch.ones_like(loss) if weight is None else weight.expand_as(loss)
         index = batch.target.reshape(-1)
         sums = [sum_rows(v.reshape(-1), index, classes) for v in (loss * each, each)]
@@ -42,7 +64,7 @@ def _multiclass(batch: Batch, weight: Array | None) -> Array:
     truth = batch.target if weight is None else batch.target * weight[:, None]
     axes, xp = tuple(axis for axis in range(truth.ndim) if axis != 1), namespace(truth)
     # a class ruled out by -inf costs nothing where the target gives it nothing
-    cost = xp.where(truth == 0, 0.0, -log_p) * truth
+    cost = -xp.where(truth == 0, 0.0, xp.where(log_p == -math.inf, LOWEST_LOG, log_p)) * truth
     return xp.stack([cost.sum(axes), truth.sum(axes)])[:, None]
 
 
@@ -50,7 +72,7 @@ def _log(p: Array) -> Array:
     """Logarithm of p, its floor at 0, and there a zero gradient instead of an infinite one."""
     xp = namespace(p)
     positive = p >= xp.finfo(p.dtype).tiny
-    return xp.where(positive, xp.log(xp.where(positive, p, 1.0)), _LOWEST_LOG + 0 * p)
+    return xp.where(positive, xp.log(xp.where(positive, p, 1.0)), LOWEST_LOG + 0 * p)
 
 
 def mean_cross_entropy(sums: Array, *, balanced: bool) -> Array:

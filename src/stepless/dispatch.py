@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 
 from stepless.averaging import evaluate
 from stepless.class_kernels import Classing, fused_class_sums
+from stepless.cross_entropy import Blending
 from stepless.formula import TextFormula
 from stepless.kernels import FEW, Deciding, Objective, differentiators, fused_counts, fused_loss, traces_classes
 from stepless.metrics import METRICS
@@ -35,6 +36,7 @@ COUNTS_CPU, TRITON_COUNTS = "fused-cpu-counts", "triton-counts"
 #: Where a whole fused way would go, counting alone goes by this name.
 _COUNTS = {FUSED_CPU: COUNTS_CPU, TRITON_DECISIONS: TRITON_COUNTS}
 _PLAIN_TYPES = frozenset({Tensor, nn.Parameter})
+_ALONE = Blending()
 _ON_CUDA = (torch.float32, torch.float16, torch.bfloat16)
 
 #: The fields of an `Objective` that a metric settles: `Objective.of` and its derivatives.
@@ -65,21 +67,20 @@ class Dispatcher:
         metrics: The metric, and those of constraints.
         step: The smooth step.
         extra: What the loss does besides the metric of one batch, such as ``"memory"``; None where nothing.
-        blend: The share of plain cross-entropy in the loss, which the kernels of classes take along.
+        blending: The part of cross-entropy in the loss, which those of classes take along.
         steady: Whether the step stays as it is; a schedule may sharpen it.
-        entropy: Whether the state of a batch holds the sums of cross-entropy.
     """
 
     def __init__(
-        self, path: Path, metrics: tuple[Metric, ...], step: Step, extra: str | None = None, blend: float = 0.0, *,
-        steady: bool = True, entropy: bool = False,
+        self, path: Path, metrics: tuple[Metric, ...], step: Step, extra: str | None = None,
+        blending: Blending = _ALONE, *, steady: bool = True,
     ) -> None:  # fmt: skip
-        self.path, self.step = path, step
-        self.counting = _counting(path, metrics, step, entropy) if steady else None
+        self.path, self.step, self.blending = path, step, blending
+        self.counting = _counting(path, metrics, step) if steady else None
         self.decisions: Objective | None = None
         self.classes: Objective | None = None
         self._logged: set[str] = set()
-        if blend and path.task != "multiclass":
+        if blending.share and path.task != "multiclass":
             extra = extra or "a blend"
         objective = _ruled_out(path, step, extra) or _objective(path, metrics[0], step)
         self._why = objective if isinstance(objective, str) else ""
@@ -90,7 +91,7 @@ class Dispatcher:
         elif path.inputs != "logits" or path.weight is not None:
             self._why = "plain: classes with weights, or given as probabilities"
         else:
-            self.classes = objective._replace(blend=blend)
+            self.classes = objective
 
     def way(
         self, input: Any, target: Any, sample_weight: Any = None, *, validate: bool = False, syncs: bool = False
@@ -119,8 +120,9 @@ class Dispatcher:
         assert self.counting is not None
         if not isinstance(self.counting, Classing):
             return {"soft": fused_counts(batch, self.counting)}
-        counts, entropy = fused_class_sums(batch, self.counting)
-        return {"soft": counts} if entropy is None else {"soft": counts, "cross_entropy": entropy}
+        entropy = self.blending.among(input.shape[1]) and batch.logits and self.path.offsets is None
+        counts, sums = fused_class_sums(batch, self.counting._replace(entropy=entropy))
+        return {"soft": counts} if sums is None else {"soft": counts, "cross_entropy": sums}
 
     def _unfit(self, input: Any, target: Any) -> str | None:
         """Why the batch is none for any fused way."""
@@ -196,14 +198,15 @@ class Dispatcher:
             return decisions.fused_loss(self._raw(input, target), self.decisions)
         assert self.classes is not None
         ignored = IGNORED_CLASS if self.path.ignore_index is None else self.path.ignore_index
-        return classes.fused_class_loss(input, target, ignored, self.classes)
+        share = self.blending.share if self.blending.among(input.shape[1]) else 0.0
+        return classes.fused_class_loss(input, target, ignored, self.classes._replace(blend=share))
 
     def _raw(self, input: Tensor, target: Tensor) -> Batch:
         """The tensors as they are, which Triton's kernels read in their own dtypes."""
         return Batch(input, target, None, None, self.path.inputs == "logits", torch.float32)
 
 
-def _counting(path: Path, metrics: tuple[Metric, ...], step: Step, entropy: bool) -> Deciding | Classing | None:
+def _counting(path: Path, metrics: tuple[Metric, ...], step: Step) -> Deciding | Classing | None:
     """How counts are made, where a fused way can make them: at one threshold or among classes, of the whole batch."""
     if path.unit != "batch" or path.overlap != "expected":
         return None
@@ -211,7 +214,7 @@ def _counting(path: Path, metrics: tuple[Metric, ...], step: Step, entropy: bool
         logits = path.inputs == "logits"
         if not _linearises(step) or not step.has_row_twin(logits=logits) or (path.offsets is not None and not logits):
             return None
-        return Classing(step, path.offsets, path.needs_matrix(metrics), entropy and logits and path.offsets is None)
+        return Classing(step, path.offsets, path.needs_matrix(metrics))
     if not isinstance(path.cuts, float) or not _linearises(step) or not step.has_twin(path.cuts):
         return None
     return Deciding(step, path.cuts, path.task == "multilabel")

@@ -191,7 +191,10 @@ def _probed(name: str, function: Callable[..., Array], maximize: bool | None) ->
     best, good, bad = value.tolist()
     if maximize is None:
         maximize = not good < bad
-    return Metric(name, function, best if math.isfinite(best) else 0.0, maximize)
+    with torch.no_grad():
+        of_more = function(*(10 * probe).unbind(-1))
+    bounded = bool((value.abs() <= 1).all()) and torch.allclose(of_more, value)
+    return Metric(name, function, best if math.isfinite(best) else 0.0, maximize, bounded=bounded)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

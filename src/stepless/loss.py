@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stepless.constraints import FarReaching, parse_constraints
-from stepless.cross_entropy import cross_entropy_sums, mean_cross_entropy
+from stepless.cross_entropy import Blending, cross_entropy_sums, mean_cross_entropy
 from stepless.dispatch import FUSED_CPU, TRITON_CLASSES, TRITON_COUNTS, TRITON_DECISIONS, Dispatcher
 from stepless.distributed import Gradients, make_reducer, world_size
 from stepless.formula import resolve
@@ -30,6 +30,9 @@ from stepless.tasks import Batch, check_classes, check_values
 
 #: Chosen by measurement; see benchmarks/defaults.
 DEFAULT_STEP = Linear(delta=0.1)
+#: Of three classes and more the metric alone trains worse than cross-entropy: a row that is far from its class has next
+#: to no gradient. Chosen by measurement on the development half of benchmarks/contest.
+CLASSES_BLEND = Blending(share=0.5, fewest=3)
 
 #: A constraint's multiplier grows by this times the violation in each training batch, up to the cap.
 _MULTIPLIER_RATE, _MULTIPLIER_CAP = 1.0, 100.0
@@ -61,7 +64,8 @@ class MetricLoss(nn.Module):
         per_image: Score each image by itself and average, instead of counting over the whole batch.
         overlap: How a soft target y meets a decision h: ``"expected"`` counts Σ y·h; ``"min"`` counts Σ min(y, h),
             which is best exactly at h = y.
-        blend: Share of cross-entropy in the loss, in [0, 1].
+        blend: Share of cross-entropy in the loss, in [0, 1]. None: of three classes and more, where neither ``step``
+            nor ``schedule`` is given and scores lie within [−1, 1], ½: the metric alone trains them badly. Otherwise 0.
         cross_entropy: ``"plain"`` or ``"balanced"`` (every class weighs the same) cross-entropy in the blend.
         schedule: A `stepless.Schedule` that moves blend or sharpness as :meth:`advance` reports progress.
         subject_to: Constraints, as in ``"precision >= 0.9"``.
@@ -113,7 +117,7 @@ class MetricLoss(nn.Module):
         weight: Any = None,
         per_image: bool = False,
         overlap: str = "expected",
-        blend: float = 0.0,
+        blend: float | None = None,
         cross_entropy: str = "plain",
         schedule: Schedule | None = None,
         subject_to: Any = None,
@@ -138,7 +142,10 @@ class MetricLoss(nn.Module):
                 'average="none" gives one score a class, but a loss is one number; use it with stepless.score.'
             )
         self.step = make_step(step)
-        self.blend, self.cross_entropy = _check_blend(blend, cross_entropy, schedule)
+        unsaid = blend is None and step is None and schedule is None and task == "multiclass"
+        # beside a price or a number of rows nobody can say how much cross-entropy would weigh
+        self.blending = CLASSES_BLEND if unsaid and self.metric.bounded else _make_blending(blend, schedule)
+        self.cross_entropy = _check_cross_entropy(cross_entropy, self.blending)
         self.schedule = schedule
         if schedule is not None and schedule.sharpness is not None:
             self.step.sharpened(1.0)  # a step without sharpness says so now
@@ -253,10 +260,14 @@ class MetricLoss(nn.Module):
 
     def _state(self, way: str, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> State:
         """The state of a batch, by the way it goes."""
-        if self._ways is not None and way.startswith(TRITON_COUNTS) and not self.constraints and not self._blends():
+        if way.startswith(TRITON_COUNTS) and self._ways is not None and self._counts_alone():
             return State.pack(self._ways.blocks(way, input, target, None))  # nobody else has to read the batch
         batch = self._read(input, target, sample_weight)
         return self._measure(batch, partial(self._ways.blocks, way, input, target, batch) if self._ways else dict)
+
+    def _counts_alone(self) -> bool:
+        """Whether the smooth counts of decisions are all that a state holds."""
+        return not (self.constraints or self.blending.among(0))
 
     def _measure(self, batch: Batch, fused: Callable[[], dict[str, Tensor]] = dict) -> State:
         """The state of a batch, of which a fused way may have the smooth counts, and cross-entropy."""
@@ -272,7 +283,7 @@ class MetricLoss(nn.Module):
             blocks["far"] = self.path.tally(batch, FarReaching(), self.metrics)
             with torch.no_grad():
                 blocks["hard"] = self.path.tally(batch, Hard(), self.metrics)
-        if self._blends():
+        if self.blending.among(batch.scores.shape[1] if self.path.task == "multiclass" else 0):
             entropy = given.get("cross_entropy")
             blocks["cross_entropy"] = cross_entropy_sums(batch, self.path.task) if entropy is None else entropy
         return State.pack(blocks)
@@ -280,9 +291,9 @@ class MetricLoss(nn.Module):
     def finish(self, state: State) -> Tensor:
         """The loss of a state: a function of its sums alone."""
         loss = self.metric.distance(self.path.scores(state["soft"], self.metrics)[0])
-        if self._blends():
+        if "cross_entropy" in state:
             share = (
-                self.blend
+                self.blending.share
                 if self.schedule is None or self.schedule.blend is None
                 else self.schedule.at(self.progress.to(loss.dtype), "blend")
             )
@@ -310,14 +321,12 @@ class MetricLoss(nn.Module):
         extras = {
             "constraints": self.constraints,
             "a schedule": self.schedule,
-            "a balanced blend": self.blend and self.cross_entropy == "balanced",
+            "a balanced blend": self.blending.share and self.cross_entropy == "balanced",
             "a memory": self.memory,
         }
         extra = next((name for name, there in extras.items() if there), None)
         steady = self.schedule is None or self.schedule.sharpness is None
-        self._ways = Dispatcher(
-            self.path, self.metrics, self.step, extra, self.blend, steady=steady, entropy=self._blends()
-        )
+        self._ways = Dispatcher(self.path, self.metrics, self.step, extra, self.blending, steady=steady)
 
     def advance(self, progress: float) -> None:
         """Report training progress in [0, 1] to the schedule; without a schedule this does nothing."""
@@ -363,8 +372,8 @@ class MetricLoss(nn.Module):
         shown += [f"threshold={t}" for t in (path.cuts, path.offsets) if t not in (0.5, None)]
         shown += [f"{k}={getattr(path, k)!r}" for k in ("ignore_index", "weight") if getattr(path, k) is not None]
         shown += ["per_image=True"] * (path.unit == "image") + ["overlap='min'"] * (path.overlap == "min")
-        if self.blend:
-            shown.append(f"blend={self.blend:g}")
+        if self.blending.share:
+            shown.append(f"blend={self.blending.share:g}")
         if self.cross_entropy != "plain":
             shown.append(f"cross_entropy={self.cross_entropy!r}")
         if self.schedule is not None:
@@ -383,9 +392,6 @@ class MetricLoss(nn.Module):
         if self.schedule is None or self.schedule.sharpness is None:
             return self.step
         return self.step.sharpened(self.schedule.at(self.progress, "sharpness"))
-
-    def _blends(self) -> bool:
-        return self.blend > 0 or (self.schedule is not None and self.schedule.blend is not None)
 
     def _violations(self, sums: Tensor) -> list[Tensor]:
         """How far each constraint is from its bound, as a share of what is above 1: a formula may count rows."""
@@ -523,19 +529,25 @@ def make_step(step: Step | str | None) -> Step:
     return step
 
 
-def _check_blend(blend: Any, cross_entropy: str, schedule: Schedule | None) -> tuple[float, str]:
-    if not isinstance(blend, Real) or not 0 <= float(blend) <= 1:
+def _make_blending(blend: Any, schedule: Any) -> Blending:
+    """The part of cross-entropy that was asked for."""
+    share = 0.0 if blend is None else blend
+    if not isinstance(share, Real) or not 0 <= float(share) <= 1:
         raise ValueError(f"blend is the share of cross-entropy in the loss, a number in [0, 1]; got {blend!r}.")
     if schedule is not None and not isinstance(schedule, Schedule):
         raise TypeError(f"schedule must be a stepless.Schedule; got {schedule!r}.")
-    if cross_entropy not in ("plain", "balanced"):
-        raise ValueError(f'cross_entropy must be "plain" or "balanced"; got {cross_entropy!r}.')
-    scheduled = schedule is not None and schedule.blend is not None
-    if blend and scheduled:
+    moves = schedule is not None and schedule.blend is not None
+    if share and moves:
         raise ValueError("blend and a schedule's blend are two answers to one question; give one of them.")
-    if cross_entropy != "plain" and not blend and not scheduled:
-        raise ValueError(f"cross_entropy={cross_entropy!r} has no effect without a blend; pass blend= or a schedule.")
-    return float(blend), cross_entropy
+    return Blending(float(share), moves)
+
+
+def _check_cross_entropy(kind: str, blending: Blending) -> str:
+    if kind not in ("plain", "balanced"):
+        raise ValueError(f'cross_entropy must be "plain" or "balanced"; got {kind!r}.')
+    if kind != "plain" and not blending.share and not blending.moves:
+        raise ValueError(f"cross_entropy={kind!r} has no effect without a blend; pass blend= or a schedule.")
+    return kind
 
 
 def _full_precision(input: Tensor) -> Any:

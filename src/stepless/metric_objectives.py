@@ -46,7 +46,7 @@ class OnMetric(Objective):
     def __init__(self, metric: Any, task: Task, **settings: Any) -> None:
         super().__init__()
         self.task = task
-        self.loss = MetricLoss(metric, task=task, sync=False, **settings)
+        self.loss = MetricLoss(metric, task=task, sync=False, **{"blend": 0.0, **settings})  # `Blend` is for blends
         # what keeps state, compares rows with one another or scores each row is left to one loss a member
         self.whole = type(self.loss) is MetricLoss and self.loss.path.unit == "batch" and not self._keeps_state()
         self.fused = Dispatcher(self.loss.path, self.loss.metrics, self.loss.step).decisions if self.whole else None
@@ -103,7 +103,7 @@ class OnMetric(Objective):
 
     def _keeps_state(self) -> bool:
         loss = self.loss
-        return bool(loss.constraints or loss.blend or loss.schedule is not None or loss.memory is not None)
+        return bool(loss.constraints or loss.blending.share or loss.schedule is not None or loss.memory is not None)
 
     def extra_repr(self) -> str:
         return repr(self.task)

@@ -59,7 +59,8 @@ def metric(
         raise ValueError(f"kind must be one of {', '.join(map(repr, get_args(Kind)))}; got {kind!r}.")
 
     def register(formula: Formula) -> Formula:
-        made = Metric(formula.__name__, formula, best, greater_is_better, kind, source, worst)
+        bounded = worst is not None and max(abs(best), abs(worst)) <= 1
+        made = Metric(formula.__name__, formula, best, greater_is_better, kind, source, worst, bounded=bounded)
         METRICS.add(made.name, made, aliases)
         return formula
 

@@ -97,6 +97,7 @@ class Metric:
         source: Where the formula was published.
         worst: The worst score there is; None where there is no end, or none is known.
         options: The keyword arguments bound by :meth:`bind`, as pairs.
+        bounded: Whether scores lie within [−1, 1] however many rows are counted, as those of shares do.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Metric:
     source: str = field(default="", repr=False)
     worst: float | None = field(default=None, repr=False)
     options: tuple[tuple[str, Any], ...] = ()
+    bounded: bool = field(default=False, repr=False)
     #: Whether its score is NaN where it is undefined. A field, because torch.compile takes a bool for a constant, and
     #: makes a variable of an option that is a number.
     marks_undefined: bool = field(init=False, repr=False, compare=False, default=False)

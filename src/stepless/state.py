@@ -45,6 +45,9 @@ class State:
             start += size
         raise KeyError(name)
 
+    def __contains__(self, name: str) -> bool:
+        return any(block == name for block, _ in self.layout)
+
     def with_vector(self, vector: Tensor) -> State:
         """The same layout around another vector: a reduced, added or remembered one."""
         return State(vector, self.layout)

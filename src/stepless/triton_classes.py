@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from stepless.cross_entropy import LOWEST_LOG
 from stepless.kernels import Objective
 from stepless.steps import Identity, Linear, RaisedCosine, Sigmoid, Step
 from stepless.tracing import straight_line
@@ -31,6 +32,8 @@ from stepless.triton_launch import Launch
 _MOST_CLASSES = 8192
 #: Scores that a program holds at once: narrow rows go together.
 _TILE = 512
+#: What cross-entropy costs where the true class is ruled out.
+_RULED_OUT = tl.constexpr(-LOWEST_LOG)
 #: Programs and sums whose shares are added at once.
 _DOWN, _ACROSS = 128, 32
 
@@ -114,7 +117,8 @@ def _count_classes(
         fp += tl.where(counted[:, None] & (column != own[:, None]), h * share[:, None], 0.0)
         z = tl.load(x + row * stride + own, mask=there, other=0.0).to(tl.float32)
         if BLEND:
-            entropy += tl.where(counted, first - z - tl.log(scale), 0.0)
+            # a class that is ruled out costs what `stepless.cross_entropy` says, and pulls nothing
+            entropy += tl.where(counted, tl.where(z == float("-inf"), _RULED_OUT, first - z - tl.log(scale)), 0.0)
         if ROWS == 1:
             # No other program writes to these slots, so the order of the sums, and the sums, are always the same.
             h, _ = _decide_classes((tl.exp(z - first) * scale)[:, None], tau, STEP, a, b)
@@ -188,7 +192,9 @@ def _pull_back_classes(
             rest = (pull - mean * slack)[:, None]
             grad = share[:, None] * (steep * (worth - mean[:, None]) - p * rest)
         if BLEND:
-            grad += rate * (p - tl.where(column == true[:, None], 1.0, 0.0))
+            own = tl.load(x + row * stride + true, mask=there & known, other=0.0).to(tl.float32)
+            pull = tl.where(own == float("-inf"), 0.0, rate)
+            grad += pull[:, None] * (p - tl.where(column == true[:, None], 1.0, 0.0))
         grad = tl.where(true[:, None] == ignored, 0.0, grad)
         tl.store(out + at, grad.to(out.dtype.element_ty), mask=there[:, None] & real)
 

@@ -83,11 +83,12 @@ class ArrayLoss:
         except (AttributeError, TypeError) as error:
             raise self._in_our_words(error) from error
         loss = self.of.metric.distance(score)
-        if not self.of.blend:
+        blending = self.of.blending
+        if not blending.among(scores.shape[1] if path.task == "multiclass" else 0):
             return loss
         sums = cross_entropy_sums(batch, path.task)
         entropy = mean_cross_entropy(sums, balanced=self.of.cross_entropy == "balanced")
-        return (1 - self.of.blend) * loss + self.of.blend * entropy
+        return (1 - blending.share) * loss + blending.share * entropy
 
     def _in_our_words(self, error: Exception) -> Exception:
         """What to do about a formula or a step that knows torch alone."""
