@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from torch.nn import functional as F
 
 import stepless as sl
 
-LABELS = 8
+LABELS, CLASSES = 8, 10
 IMPORT_MUST = 0.2
 BASE = "cross-entropy"
 #: Scores, the most they may cost as a multiple of cross-entropy, what we strive for, and the seconds to spend.
@@ -57,7 +58,15 @@ LABELLED: tuple[dict[str, Loss], ...] = (
     },
     {"sigmoidF1": peers.sigmoid_f1},
 )
-OURS = (*FLAT[0], *LABELLED[0])
+#: Among classes, of which cross-entropy is another one, and nothing was asked.
+CLASSED: tuple[dict[str, Loss], ...] = (
+    {
+        "macro f1, 10 classes": sl.MetricLoss("f1", task="multiclass"),
+        "macro f1, 10 classes, blend=0": sl.MetricLoss("f1", task="multiclass", blend=0),
+        "mcc, 10 classes": sl.MetricLoss("mcc", task="multiclass"),
+    },
+)
+OURS = (*FLAT[0], *LABELLED[0], *CLASSED[0])
 #: What would fill the memory: nine thresholds keep a dozen arrays each.
 TOO_LARGE = {("soft sets", 10_000_000)}
 
@@ -117,6 +126,12 @@ def measure(size: int, seconds: float) -> dict[str, float]:
         for group in groups:
             contestants = {name: loss_fn for name, loss_fn in group.items() if (name, size) not in TOO_LARGE}
             race(contestants, lambda loss_fn, z=logits, y=target: forward_and_backward(loss_fn, z, y), seconds, ratios)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(size // CLASSES, CLASSES, generator=generator, requires_grad=True)
+    classes = torch.randint(CLASSES, (size // CLASSES,), generator=generator)
+    for group in CLASSED:
+        prepare = partial(forward_and_backward, logits=logits, target=classes)
+        race(group, prepare, seconds, ratios, base=F.cross_entropy)
     return ratios
 
 
@@ -130,10 +145,11 @@ def measure_training(seconds: float) -> dict[str, float]:
 
 
 def race(
-    contestants: dict[str, Loss], prepare: Callable[..., Callable[[], float]], seconds: float, ratios: dict[str, float]
-) -> None:
+    contestants: dict[str, Loss], prepare: Callable[..., Callable[[], float]], seconds: float, ratios: dict[str, float],
+    base: Loss = F.binary_cross_entropy_with_logits,
+) -> None:  # fmt: skip
     """Add the contestants' ratios to cross-entropy, which runs among them."""
-    everyone = {BASE: F.binary_cross_entropy_with_logits, **contestants}
+    everyone = {BASE: base, **contestants}
     best = interleaved({name: prepare(loss_fn) for name, loss_fn in everyone.items()}, seconds / 4)
     ratios.setdefault(BASE, best[BASE])  # the seconds of the first race; the others are multiples
     ratios |= {name: best[name] / best[BASE] for name in contestants}
@@ -142,10 +158,11 @@ def race(
 def row(name: str, must: float | None, strive: float | None, ratios: dict[str, float]) -> dict[str, Any]:
     """A row of the table, and print it."""
     seconds = ratios.pop(BASE)
-    held = {ours: must is None or ratios[ours] <= must for ours in OURS}
+    held = {ours: must is None or ours in CLASSED[0] or ratios[ours] <= must for ours in OURS if ours in ratios}
     print(f"\n{name}: {seconds * 1e6:,.0f} µs for cross-entropy; must ≤ {must}, strive {strive}")
     for contestant, ratio in ratios.items():
-        verdict = "" if contestant not in OURS or must is None else "HELD" if held[contestant] else "MISSED"
+        free = contestant not in OURS or contestant in CLASSED[0] or must is None
+        verdict = "" if free else "HELD" if held[contestant] else "MISSED"
         print(f"  {contestant:24s}{ratio:6.2f} ×  {verdict}", flush=True)
     return {
         "name": name,

@@ -118,8 +118,10 @@ def multiclass() -> dict[str, object]:
     target = torch.randint(1_000, (65_536,), device="cuda")
     runs = {
         "cross-entropy": step(F.cross_entropy, logits, target),
-        "macro f1": step(sl.MetricLoss("f1", task="multiclass", blend=0), logits, target),
-        "mcc": step(sl.MetricLoss("mcc", task="multiclass", blend=0), logits, target),
+        "macro f1": step(sl.MetricLoss("f1", task="multiclass"), logits, target),
+        "macro f1, blend=0": step(sl.MetricLoss("f1", task="multiclass", blend=0), logits, target),
+        "mcc": step(sl.MetricLoss("mcc", task="multiclass"), logits, target),
+        "mcc, blend=0": step(sl.MetricLoss("mcc", task="multiclass", blend=0), logits, target),
     }
     peaks = {}
     for name, run in runs.items():
