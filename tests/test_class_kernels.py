@@ -9,7 +9,7 @@ import stepless as sl
 from stepless import class_kernels, dispatch
 from tests.twins import SMOOTH, agree
 
-WAY = "fused-cpu-counts: classes are fused as a whole on CUDA only"
+WAY = "fused-cpu-counts: classes on the CPU are fused as a whole in small batches of class indices only"
 SHAPES = ((41, 2), (41, 3), (97, 8), (5, 31), (3, 4, 5, 7))
 
 
@@ -158,11 +158,15 @@ def test_what_stays_plain(settings, target):
     assert way.startswith("plain")
 
 
-def test_few_scores_are_counted_plainly(monkeypatch):
+def test_large_batches_of_the_default_go_this_way(monkeypatch):
     monkeypatch.undo()
-    loss_fn = sl.MetricLoss("f1", task="multiclass")
-    assert loss_fn.path_for(*draw_classes((dispatch.FEW // 4, 4))).startswith("plain")
-    assert loss_fn.path_for(*draw_classes((dispatch.FEW // 4 + 1, 4))) == WAY
+    assert sl.MetricLoss("f1", task="multiclass").path_for(*draw_classes((dispatch.FEW // 4 + 1, 4))) == WAY
+
+
+def test_few_scores_of_other_losses_are_counted_plainly(monkeypatch):
+    monkeypatch.undo()
+    loss_fn = sl.MetricLoss("f1", task="multiclass", memory=sl.Memory())
+    assert loss_fn.path_for(*draw_classes((dispatch.FEW // 4, 4))) == "plain: the loss has a memory"
 
 
 def test_millions_of_samples_lose_nothing():

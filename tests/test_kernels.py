@@ -352,7 +352,9 @@ def test_batches_choose_the_way():
     assert "the batch is empty" in loss_fn.path_for(scores[:0], target[:0])
     assert "no kernels for input on meta" in loss_fn.path_for(scores.to("meta"), target)
     assert "two devices" in loss_fn.path_for(scores, target.to("meta"))
-    assert "CUDA only" in sl.MetricLoss("f1", task="multiclass").path_for(torch.zeros(4, 3), target[:4])
+    of_classes = sl.MetricLoss("f1", task="multiclass")
+    assert of_classes.path_for(torch.zeros(4, 3), target[:4]) == FUSED_CPU
+    assert "class indices only" in of_classes.path_for(torch.zeros(4, 3), torch.ones(4, 3) / 3)
     assert "whole confusion matrix" in sl.MetricLoss("weighted_kappa", task="multiclass").path_for(
         torch.zeros(4, 3), target[:4]
     )

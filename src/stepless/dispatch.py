@@ -22,6 +22,7 @@ from torch.autograd import forward_ad
 from stepless.averaging import evaluate
 from stepless.class_kernels import Classing, fused_class_sums
 from stepless.cross_entropy import Blending
+from stepless.few_classes import fused_class_loss
 from stepless.formula import TextFormula
 from stepless.kernels import FEW, Deciding, Objective, differentiators, fused_counts, fused_loss, traces_classes
 from stepless.metrics import METRICS
@@ -142,8 +143,8 @@ class Dispatcher:
         """The way that decisions, or classes where these are none, go on the batch's device."""
         if not input.is_cpu:
             return self._way_on_cuda(input, target, sample_weight, validate, of)
-        if of is None:
-            return "plain: classes are fused as a whole on CUDA only"
+        if of is None and (input.numel() > FEW or target.is_floating_point() or self.counting is None):
+            return "plain: classes on the CPU are fused as a whole in small batches of class indices only"
         if not target.is_cpu:
             return "plain: input and target are on two devices"
         if sample_weight is not None and (
@@ -188,18 +189,22 @@ class Dispatcher:
 
     def fused_on_cpu(self, batch: Batch) -> Tensor:
         """The loss of a batch whose way is ``"fused-cpu"``."""
-        assert self.decisions is not None
-        return fused_loss(batch, self.decisions)
+        if self.decisions is not None:
+            return fused_loss(batch, self.decisions)
+        return fused_class_loss(batch, self._among(batch.scores.shape[1]))
 
     def fused_on_cuda(self, input: Tensor, target: Tensor) -> Tensor:
         """The loss by Triton's kernels, on the tensors as they are."""
         classes, decisions = _kernels()
         if self.decisions is not None:
             return decisions.fused_loss(self._raw(input, target), self.decisions)
-        assert self.classes is not None
         ignored = IGNORED_CLASS if self.path.ignore_index is None else self.path.ignore_index
-        share = self.blending.share if self.blending.among(input.shape[1]) else 0.0
-        return classes.fused_class_loss(input, target, ignored, self.classes._replace(blend=share))
+        return classes.fused_class_loss(input, target, ignored, self._among(input.shape[1]))
+
+    def _among(self, classes: int) -> Objective:
+        """What is computed of so many classes: of two the default has no cross-entropy."""
+        assert self.classes is not None
+        return self.classes._replace(blend=self.blending.share if self.blending.among(classes) else 0.0)
 
     def _raw(self, input: Tensor, target: Tensor) -> Batch:
         """The tensors as they are, which Triton's kernels read in their own dtypes."""
@@ -293,7 +298,7 @@ _trace_once = lru_cache(maxsize=256)(_trace)
 
 
 def _unused(*_: Any) -> Any:
-    raise AssertionError("classes are fused on CUDA only, where formulas become kernels")
+    raise AssertionError("a formula of all classes is traced for their number, or becomes a kernel")
 
 
 def _linearises(step: Step) -> bool:
@@ -301,6 +306,7 @@ def _linearises(step: Step) -> bool:
 
     An inherited one is of the step it was inherited from, and no longer this one's.
     """
-    names = ("__call__", "from_logits", "linearise", "linearise_logits", "linearise_few", "linearise_rows")
+    twins = ("linearise", "linearise_logits", "linearise_few", "linearise_rows", "linearise_few_rows")
+    names = ("__call__", "from_logits", *twins)
     owners = {next(c for c in type(step).__mro__ if name in vars(c)) for name in names} - {Step}
     return len(owners) == 1 and "linearise" in vars(owners.pop())

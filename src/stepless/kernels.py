@@ -136,39 +136,56 @@ def traces_classes(of: Callable[[Any], Any]) -> bool:
     return True
 
 
+class Node(NamedTuple):
+    """What a node from scores to loss does.
+
+    Attributes:
+        differentiated: The loss as a number and, where it is ``wanted``, its gradient.
+        plain: The loss as torch can differentiate it.
+    """
+
+    differentiated: Callable[..., tuple[float, Tensor | None]]
+    plain: Callable[[Batch, Objective], Tensor]
+
+
 def fused_loss(batch: Batch, objective: Objective) -> Tensor:
     """The loss of a batch, in one autograd node."""
-    return _apply(batch.scores, batch, objective)
+    return in_one_node(batch, objective, _DECISIONS)
+
+
+def in_one_node(batch: Batch, objective: Objective, node: Node) -> Tensor:
+    """The loss of a batch by a node of this kind."""
+    return _apply(batch.scores, batch, objective, node)
 
 
 class _FusedLoss(torch.autograd.Function):
     """One node from scores to loss. The gradient is made in the forward pass, while what it needs is at hand."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, batch: Batch, objective: Objective) -> Tensor:
-        loss, gradient = _differentiated(scores, batch, objective, wanted=ctx.needs_input_grad[0])
+    def forward(ctx: Any, scores: Tensor, batch: Batch, objective: Objective, node: Node) -> Tensor:
+        loss, gradient = node.differentiated(scores, batch, objective, wanted=ctx.needs_input_grad[0])
         save_batch(ctx, scores, batch)
-        ctx.kept = gradient, objective
+        ctx.kept = gradient, objective, node
         return torch.scalar_tensor(loss, dtype=scores.dtype, device="cpu")
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         # given away, so that it becomes the input's gradient without a copy; a retained graph makes it anew
-        gradient, objective = ctx.kept
-        ctx.kept = None, objective
+        gradient, objective, node = ctx.kept
+        ctx.kept = None, objective, node
         if gradient is None or torch.is_grad_enabled():
             batch = saved_batch(ctx)
             scores = batch.scores
             if torch.is_grad_enabled():  # a second derivative is wanted: let torch differentiate the plain formula
-                loss = plain_loss(batch, objective)
-                return torch.autograd.grad(loss, scores, grad, create_graph=True)[0], None, None
-            _, gradient = _differentiated(scores, batch, objective, wanted=True)
+                loss = node.plain(batch, objective)
+                return torch.autograd.grad(loss, scores, grad, create_graph=True)[0], None, None, None
+            _, gradient = node.differentiated(scores, batch, objective, wanted=True)
             assert gradient is not None
         try:
             factor = grad.item()
         except RuntimeError:  # a batch of gradients at once, as jacobian(vectorize=True) sends
-            return gradient * grad, None, None
-        return gradient if factor == 1.0 else gradient.mul_(factor), None, None
+            return gradient * grad, None, None, None
+        return gradient if factor == 1.0 else gradient.mul_(factor), None, None, None
 
 
 #: Of torch, without its questions about function transforms: `stepless.dispatch` has asked them.
@@ -564,3 +581,6 @@ def plain_cells(batch: Batch, of: Deciding | Objective) -> Tensor:
     """The counts by the plain path."""
     decide = of.step.from_logits if batch.logits else of.step
     return cells(batch, decide(batch.scores, of.tau), "batch", labels=of.labels)
+
+
+_DECISIONS = Node(_differentiated, plain_loss)

@@ -113,6 +113,12 @@ class Step:
         at: Any = tau  # what is arithmetic with a number is arithmetic with a row of them
         return self.linearise(p, at, decision, spare if slope is None else slope)
 
+    def linearise_few_rows(self, p: Any, tau: Any) -> tuple[Any, Any, Factors]:
+        """The same for a few probabilities, as numpy arrays: decision, slope and constants."""
+        decision, slope = np.empty_like(p), np.empty_like(p)
+        buffers = torch.from_numpy(decision), torch.from_numpy(slope), torch.from_numpy(np.empty_like(p))
+        return decision, slope, self.linearise_rows(torch.from_numpy(p), torch.from_numpy(tau), *buffers)
+
     def has_twin(self, tau: float) -> bool:
         """Whether ``linearise`` and its kin are as exact at this threshold as the step itself."""
         return True
@@ -256,6 +262,19 @@ class Linear(Step):
             slope.addcmul_(torch.lt(p, low, out=spare), more)
         decision.sub_(low).addcmul_(p, gentle).addcmul_(torch.minimum(p, low, out=spare), more)
         return Factors(1.0, 1.0)
+
+    def linearise_few_rows(self, p: Any, tau: Any) -> tuple[Any, Any, Factors]:
+        low, high, below, within, above = self._pieces(tau)
+        steep = within - above
+        gentle, more = above / steep, (below - above) / steep
+        decision = p.clip(low, high)
+        slope = (decision == p).astype(p.dtype)
+        slope += gentle
+        slope += (p < low) * more
+        decision -= low
+        decision += p * gentle
+        decision += np.minimum(p, low) * more
+        return decision, slope, Factors(1.0, 1.0)
 
     def _pieces(self, tau: Any) -> tuple[Any, Any, Any, Any, Any]:
         """The two break points, and the slopes below, between and above them."""

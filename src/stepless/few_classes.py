@@ -1,0 +1,139 @@
+"""The loss of a small multiclass batch on the CPU, in one autograd node and in numpy.
+
+A call of torch costs more than the arithmetic of a few scores. Each class has a row here, as in
+`stepless.class_kernels`, which counts the large batches. The plain path is what this is tested against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stepless.confusion import class_cells, decide_class
+from stepless.cross_entropy import LOWEST_LOG, cross_entropy_sums, mean_cross_entropy
+from stepless.kernels import Node, Objective, in_one_node
+from stepless.steps import Identity
+from stepless.tasks import Batch, check_classes
+from stepless.tracing import differentiated_classes
+
+
+def fused_class_loss(batch: Batch, objective: Objective) -> Tensor:
+    """The loss of a batch of logits and class indices, in one autograd node."""
+    return in_one_node(batch, objective, _NODE)
+
+
+def _plain_loss(batch: Batch, objective: Objective) -> Tensor:
+    """The loss by the plain path."""
+    cells = class_cells(batch, decide_class(batch, objective.step, None), "batch")[0, 0]
+    loss = objective.of(cells.T) if objective.joint else objective.of(cells).mean()
+    if not objective.blend:
+        return loss
+    entropy = mean_cross_entropy(cross_entropy_sums(batch, "multiclass"), balanced=False)
+    return (1 - objective.blend) * loss + objective.blend * entropy
+
+
+@np.errstate(all="ignore")  # NaN and infinity go where they go in torch, without a word
+def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wanted: bool) -> tuple[float, Tensor | None]:
+    """The loss, and where it is wanted its gradient."""
+    classes, blend = scores.shape[1], objective.blend
+    z = np.moveaxis(scores.detach().numpy(), 1, 0)
+    shape, z = z.shape, z.reshape(classes, -1)
+    index = batch.target.numpy().reshape(-1)
+    if index.min() < 0 or index.max() >= classes:
+        check_classes(batch)
+    own, w = (index, _count_up_to(len(index))), _weights(batch)
+
+    top = z.max(0)
+    p = np.exp(z - top)
+    total = p.sum(0)
+    p /= total
+    if isinstance(objective.step, Identity):
+        h, steep, share, scale = p, p, None, w
+    else:
+        tau = np.partition(p, classes - 2, axis=0)[-2:].sum(0) / 2
+        h, steep, factors = objective.step.linearise_few_rows(p, tau)
+        share = 1 / h.sum(0)
+        h *= share
+        steep *= p
+        scale = share * z.dtype.type(factors.slope / factors.decision)
+        if w is not None:
+            scale *= w
+    hit = h[own]
+    loss, worth, more, rows = _judge(h, hit, own, w, objective)
+    pull = blend / rows if rows else 0.0
+    if blend:
+        entropy = top + np.log(total) - z[own]
+        ruled_out = z[own] == -np.inf
+        entropy[ruled_out] = -LOWEST_LOG
+        loss = (1 - blend) * loss + pull * float((entropy if w is None else entropy * w).sum(dtype=np.float64))
+    if not wanted:
+        return loss, None
+
+    worth, more = ((1 - blend) * part.astype(z.dtype) for part in (worth, more))
+    extra = more[index]
+    # constants of the decisions cancel, because a sample's sum to 1
+    gradient = worth[:, None] * steep if share is None else (worth[:, None] - (worth @ h + extra * hit)) * steep
+    gradient[own] += extra * steep[own]
+    gradient -= p * gradient.sum(0)  # through the softmax
+    if scale is not None:
+        gradient *= scale
+    if blend:
+        rate = np.where(ruled_out, 0.0, pull if w is None else pull * w).astype(z.dtype)
+        gradient += p * rate
+        gradient[own] -= rate
+    return loss, torch.from_numpy(np.ascontiguousarray(np.moveaxis(gradient.reshape(shape), 0, 1)))
+
+
+def _judge(h: Any, hit: Any, own: Any, w: Any, objective: Objective) -> tuple[float, Any, Any, float]:
+    """The metric's loss; what a false alarm of each class is worth, and how much more a hit; how many rows count."""
+    classes = len(h)
+    index = own[0]
+    others = h.copy()
+    others[own] = 0.0
+    tp = np.bincount(index, hit if w is None else hit * w, classes)
+    support = np.bincount(index, w, classes).astype(np.float64, copy=False)
+    fp = (others if w is None else others * w).sum(1, dtype=np.float64)
+    rows = float(support.sum())
+    cells = tp, fp, _rest(support, tp), _rest(rows - support, fp)
+    if objective.joint:
+        value, *slopes = _of_all(objective.of, classes)(*cells)
+        loss = float(value)
+    else:
+        value, *slopes = objective.differentiate_each(*cells)
+        loss, slopes = float(np.mean(value)), [slope / classes for slope in slopes]
+    tp, fp, fn, tn = slopes
+    alarm = fp - tn + np.zeros(classes)  # one that is the same for all classes may be a number
+    return loss, alarm, tp - fn - alarm, rows
+
+
+def _rest(whole: Any, part: Any) -> Any:
+    """What is left, and nothing where that is rounding alone."""
+    rest = whole - part
+    return np.where(np.abs(rest) < 4 * np.finfo(np.float64).eps * whole, 0.0, rest)
+
+
+def _weights(batch: Batch) -> Any:
+    """The weight of each sample; None where all are 1, as of a batch that ignores nothing."""
+    weight = batch.entry_weight
+    if weight is None:
+        return None
+    each = weight.expand_as(batch.target).detach().numpy().reshape(-1)
+    return None if (each == 1).all() else each
+
+
+@lru_cache(maxsize=8)
+def _count_up_to(length: int) -> Any:
+    return np.arange(length)
+
+
+@lru_cache(maxsize=64)
+def _of_all(of: Callable[[Any], Any], classes: int) -> Callable[..., tuple[Any, ...]]:
+    return differentiated_classes(of, classes)
+
+
+_NODE = Node(_differentiated, _plain_loss)

@@ -1,0 +1,106 @@
+"""The loss of small multiclass batches on the CPU in one node: values and gradients are those of the plain path."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stepless as sl
+from stepless import kernels
+from stepless.dispatch import FUSED_CPU
+from tests.test_class_kernels import SHAPES, draw_classes
+from tests.twins import SMOOTH, agree
+
+#: Not those of the whole matrix, nor the one whose formula cannot be traced: the K-th root of a product.
+FUSED = [name for name, metric in sl.METRICS.items() if metric.kind != "matrix" and name != "g_mean"]
+
+
+@pytest.mark.parametrize("metric", FUSED)
+@pytest.mark.parametrize("step", [None, *SMOOTH])
+def test_every_metric_and_step(metric, step):
+    loss_fn = sl.MetricLoss(metric, step=step, task="multiclass")
+    for shape in SHAPES:
+        for dtype in (torch.float32, torch.float64):
+            agree(loss_fn, *draw_classes(shape, dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("blend", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_every_dtype_blend_and_weight(dtype, blend, weighted):
+    loss_fn = sl.MetricLoss("mcc", task="multiclass", blend=blend)
+    scores, target = draw_classes((60, 5), dtype, ignored=7)
+    agree(loss_fn, scores, target, torch.linspace(0, 2, 60) if weighted else None)
+
+
+def test_pixels_of_any_layout_and_their_weights():
+    loss_fn = sl.MetricLoss("f1", task="multiclass", ignore_index=1)
+    scores, target = draw_classes((3, 4, 5, 7), torch.float64)
+    agree(loss_fn, scores.contiguous(memory_format=torch.channels_last), target, torch.rand(3, 5, 7).double())
+    agree(loss_fn, scores, target, torch.rand(3).double())
+
+
+@pytest.mark.parametrize("blend", [0.0, 0.5])
+@pytest.mark.parametrize("step", SMOOTH)
+def test_sure_scores_classes_ruled_out_and_ties(step, blend):
+    loss_fn = sl.MetricLoss("f1", task="multiclass", step=step, blend=blend)
+    scores, target = draw_classes((40, 6), torch.float64)
+    agree(loss_fn, 1e4 * scores, target)
+    agree(loss_fn, scores.round(), target)
+    scores[:, 4:] = -torch.inf
+    agree(loss_fn, scores, target)  # of some the true class
+
+
+@pytest.mark.parametrize("wrong", [3, -1])
+def test_an_index_that_is_no_class(wrong):
+    scores, target = draw_classes((20, 3))
+    target[4] = wrong
+    with pytest.raises(ValueError, match=rf"targets must be class indices in \[0, 3\); got {wrong}\."):
+        sl.MetricLoss("f1", task="multiclass")(scores, target)
+
+
+def test_nothing_is_learned_from_an_ignored_batch_and_nan_is_not_hidden():
+    loss_fn = sl.MetricLoss("f1", task="multiclass")
+    scores, target = draw_classes((20, 3))
+    leaf = scores.clone().requires_grad_()
+    loss_fn(leaf, torch.full((20,), -100)).backward()
+    assert (leaf.grad == 0).all()
+    scores[3, 1] = torch.nan
+    assert loss_fn(scores, target).isnan()
+
+
+@pytest.mark.parametrize("metric", ["f1", "mcc"])
+def test_the_node_is_one_like_any_other(metric):
+    loss_fn = sl.MetricLoss(metric, task="multiclass", step="identity", blend=0.2)
+    scores, target = draw_classes((20, 3), torch.float64)
+    scores.requires_grad_()
+    assert loss_fn.path_for(scores, target) == FUSED_CPU
+    assert torch.autograd.gradcheck(lambda z: loss_fn(z, target), scores)
+    assert torch.autograd.gradgradcheck(lambda z: loss_fn(z, target), scores)
+    loss = loss_fn(scores, target)
+    first, second = (torch.autograd.grad(loss, scores, retain_graph=True)[0].clone() for _ in range(2))
+    torch.testing.assert_close(first, second)
+    factors = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    (many,) = torch.autograd.grad(loss, scores, factors, is_grads_batched=True)
+    torch.testing.assert_close(many, factors[:, None, None] * first)
+
+
+def test_formulas_of_the_user():
+    agree(sl.MetricLoss(lambda tp, fp, fn, tn: tp / (tp + fp + fn), task="multiclass"), *draw_classes((30, 4)))
+    agree(sl.MetricLoss("fn + 5*fp", task="multiclass"), *draw_classes((30, 4)))
+
+
+def test_large_batches_go_another_way():
+    loss_fn, rows = sl.MetricLoss("f1", task="multiclass"), kernels.FEW // 4
+    assert loss_fn.path_for(*draw_classes((rows, 4))) == FUSED_CPU
+    assert loss_fn.path_for(*draw_classes((rows + 1, 4))).startswith("fused-cpu-counts: ")
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    classes=st.integers(2, 9), samples=st.integers(1, 40), seed=st.integers(0, 99), scale=st.sampled_from([0.1, 1, 30]),
+    step=st.sampled_from([None, *SMOOTH]), metric=st.sampled_from(["f1", "mcc", "cohen_kappa", "p4", "accuracy"]),
+)  # fmt: skip
+def test_any_batch(classes, samples, seed, scale, step, metric):
+    scores, target = draw_classes((samples, classes), torch.float64, seed, ignored=seed % 3)
+    agree(sl.MetricLoss(metric, task="multiclass", step=step), scale * scores, target, tolerance=1e-8)
