@@ -42,13 +42,25 @@ def test_pixels_of_any_layout_and_their_weights():
 
 @pytest.mark.parametrize("blend", [0.0, 0.5])
 @pytest.mark.parametrize("step", SMOOTH)
-def test_sure_scores_classes_ruled_out_and_ties(step, blend):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_sure_scores_classes_ruled_out_and_ties(step, blend, dtype):
     loss_fn = sl.MetricLoss("f1", task="multiclass", step=step, blend=blend)
-    scores, target = draw_classes((40, 6), torch.float64)
+    scores, target = draw_classes((40, 6), dtype)
     agree(loss_fn, 1e4 * scores, target)
     agree(loss_fn, scores.round(), target)
     scores[:, 4:] = -torch.inf
     agree(loss_fn, scores, target)  # of some the true class
+
+
+@pytest.mark.parametrize("metric", ["npv", "markedness", "false_omission_rate", "p4"])
+def test_what_is_empty_is_empty(metric):
+    _, target = draw_classes((300, 3))
+    one = torch.tensor([50.0, -50.0, -50.0], dtype=torch.float64).expand(300, 3)
+    right = 100.0 * torch.nn.functional.one_hot(target, 3).float()
+    for step in (sl.Linear(), sl.Linear(delta=0.02, width=0.5)):
+        loss_fn = sl.MetricLoss(metric, task="multiclass", step=step)
+        agree(loss_fn, one, target, torch.linspace(0.1, 1.3, 300).double())
+        agree(loss_fn, right, target)
 
 
 @pytest.mark.parametrize("wrong", [3, -1])
@@ -103,4 +115,6 @@ def test_large_batches_go_another_way():
 )  # fmt: skip
 def test_any_batch(classes, samples, seed, scale, step, metric):
     scores, target = draw_classes((samples, classes), torch.float64, seed, ignored=seed % 3)
-    agree(sl.MetricLoss(metric, task="multiclass", step=step), scale * scores, target, tolerance=1e-8)
+    agree(
+        sl.MetricLoss(metric, task="multiclass", step=step), scale * scores, target, tolerance=1e-8
+    )  # 1 − p of a p near 1

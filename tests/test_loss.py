@@ -194,7 +194,7 @@ def test_what_is_said_of_step_blend_or_schedule_is_all_there_is():
     assert f"blend={CLASSES_BLEND.share:g}" in repr(MetricLoss("mcc", task="multiclass"))
 
 
-@pytest.mark.parametrize("metric", ["cost", "net_benefit", "5*fn + fp", lambda tp, fp, fn, tn: tp - fp])
+@pytest.mark.parametrize("metric", ["cost", "net_benefit", "5*fn + fp", "(tp - fp) / (tp + fn)"])
 def test_what_may_leave_the_unit_is_alone(metric):
     loss_fn = MetricLoss(metric, task="multiclass")
     torch.testing.assert_close(
@@ -205,6 +205,18 @@ def test_what_may_leave_the_unit_is_alone(metric):
 def test_a_formula_that_is_a_share_is_trained_as_a_metric_is():
     text, name = (MetricLoss(m, task="multiclass") for m in ("tp / (tp + fp + fn)", "jaccard"))
     torch.testing.assert_close(text(LABEL_LOGITS, CLASSES), name(LABEL_LOGITS, CLASSES))
+
+
+def test_a_metric_is_bounded_by_its_ends_or_as_its_formula_is(monkeypatch):
+    def overlap(tp, fp, fn, tn):
+        return tp / (tp + fp + fn)
+
+    assert sl.Metric("overlap", overlap, worst=0.0).bounded
+    assert not sl.Metric("overlap", overlap, worst=-3.0).bounded
+    assert MetricLoss(overlap, task="multiclass").blending == CLASSES_BLEND
+    monkeypatch.setattr(METRICS, "_things", dict(METRICS._things))
+    sl.metric(best=1.0)(overlap)
+    assert MetricLoss("overlap", task="multiclass").blending == CLASSES_BLEND
 
 
 def test_two_classes_and_other_tasks_are_the_metric_alone():

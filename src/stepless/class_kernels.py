@@ -12,13 +12,12 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from stepless.confusion import class_cells, class_matrix, decide_class
+from stepless.confusion import class_cells, class_matrix, decide_class, sum_rows
 from stepless.cross_entropy import LOWEST_LOG, cross_entropy_sums
-from stepless.kernels import differentiate_plainly, is_one_gradient, save_batch, saved_batch
+from stepless.kernels import buffers, differentiate_plainly, is_one_gradient, save_batch, saved_batch
 from stepless.steps import Identity, Step
 from stepless.tasks import Batch
 
@@ -26,8 +25,10 @@ from stepless.tasks import Batch
 BLOCK = 1 << 19
 #: Up to so many classes a matrix is a product with the block's one-hot rows; then the rows are added one by one.
 _PRODUCT = 64
+#: Where less than this share of a class's negatives is left of them, they are counted one by one.
+_LITTLE = 0.01
 #: Samples of a product: longer sums of float32 lose digits that float64 would keep.
-_LONG = 1 << 13
+_LONG = 1 << 10
 
 _softmax = torch.ops.aten._softmax.out
 
@@ -82,10 +83,16 @@ class _FusedClassSums(torch.autograd.Function):
 _apply: Any = super(torch.autograd.Function, _FusedClassSums).apply
 
 
+def _plain_cells(batch: Batch, how: Classing) -> Tensor:
+    return class_cells(batch, decide_class(batch, how.step, how.offsets).to(batch.dtype), "batch")
+
+
 def _plain_sums(batch: Batch, how: Classing) -> Tensor:
     """The sums by the plain path."""
-    decision = decide_class(batch, how.step, how.offsets).to(batch.dtype)
-    counts = class_matrix(batch, decision, "batch") if how.matrix else class_cells(batch, decision, "batch")
+    if how.matrix:
+        counts = class_matrix(batch, decide_class(batch, how.step, how.offsets).to(batch.dtype), "batch")
+    else:
+        counts = _plain_cells(batch, how)
     if not how.entropy:
         return counts.flatten()
     return torch.cat([counts.flatten(), cross_entropy_sums(batch, "multiclass").flatten()])
@@ -118,6 +125,12 @@ class _Block(NamedTuple):
         images, classes, pixels = self.scores.shape
         return like.view(classes, images, pixels).movedim(1, 0)
 
+    def room(self) -> Tensor:
+        """Three arrays of a row a class, to write to."""
+        shape = self.scores.shape[1], len(self.target)
+        size = shape[0] * shape[1]
+        return buffers(size, self.scores.dtype, count=3).view(3, *shape)
+
     def columns(self, chosen: Tensor) -> Tensor:
         """The scores of these samples, a row a class."""
         if self.scores.dim() == 2:
@@ -135,7 +148,7 @@ def _blocks(scores: Tensor, batch: Batch) -> Iterator[_Block]:
     target = batch.target.reshape(-1)
     weights = None if weight is None else weight.expand_as(batch.target).reshape(-1)
     most = max(1, BLOCK // classes)
-    images, length = max(1, most // max(1, pixels)), min(most, pixels)
+    images, length = max(1, most // pixels), min(most, pixels)
     for image in range(0, count, images):
         last = min(image + images, count)
         for pixel in range(0, pixels, length):
@@ -152,11 +165,10 @@ def _sum_up(scores: Tensor, batch: Batch, how: Classing, *, noted: bool) -> tupl
     kept = scores.new_empty(scores.numel()) if noted else None
     tau, share, hits, losses = scores.new_empty(4, samples)
     found = torch.zeros(classes, classes if how.matrix else 1, dtype=torch.float64)
-    room = _Room(classes, scores)
     ruled_out = []
     for block in _blocks(scores, batch):
         at = block.samples
-        p, h, spare = room.three(len(block.target))
+        p, h, spare = block.room()
         if kept is not None:
             p = kept[at.start * classes : at.stop * classes].view(classes, -1)
         _probabilities(block, batch.logits, how, spare, p)
@@ -164,39 +176,26 @@ def _sum_up(scores: Tensor, batch: Batch, how: Classing, *, noted: bool) -> tupl
         if not isinstance(how.step, Identity):
             torch.div(_two_largest(p, h, spare), 2, out=tau[at])
             how.step.linearise_rows(p, tau[at], h, None, spare)
-            torch.sum(h, 0, out=share[at]).reciprocal_()
-            decision = torch.mul(h, share[at], out=h)
+            torch.sum(h, 0, out=share[at])
+            decision = torch.div(h, share[at], out=h)  # not times the reciprocal, by which one of all would not be 1
         elif not batch.logits:  # a probability that is NaN is one of the whole sample
             decision = torch.addcmul(p, torch.zeros(()), p.sum(0), out=h)
         target = block.target[None]
         if how.entropy:
             ruled_out.append(_cross_entropy(p, block, losses[at]))
         if how.matrix:
-            found += _matrix(decision, block, spare)
+            _add_matrix(found, decision, block, spare)
             continue
         torch.gather(decision, 0, target, out=hits[None, at])
         others = decision.scatter_(0, target, 0.0) if decision is h else torch.scatter(p, 0, target, 0.0, out=h)
         if block.weight is not None:
             others.mul_(block.weight)
         found[:, 0] += others.sum(1, dtype=torch.float64)
-    by_class = _Sums(batch, classes)
-    sums = [found if how.matrix else _cells(found[:, 0], hits, by_class)]
+    sums = [found if how.matrix else _cells(found[:, 0], hits, batch, how)]
     if how.entropy:
-        sums += [by_class(losses), by_class.support]
-    return torch.cat([each.flatten() for each in sums]), None if kept is None else _Notes(kept, tau, share, ruled_out)
-
-
-class _Room:
-    """Arrays of a row a class, used again for every block."""
-
-    def __init__(self, classes: int, like: Tensor) -> None:
-        self.classes, self.like, self.held = classes, like, like.new_empty(0)
-
-    def three(self, samples: int) -> Tensor:
-        size = 3 * self.classes * samples
-        if len(self.held) < size:
-            self.held = self.like.new_empty(size)
-        return self.held[:size].view(3, self.classes, samples)
+        sums += [_by_class(losses, batch, classes), _by_class(torch.ones_like(losses), batch, classes)]
+    notes = None if kept is None else _Notes(kept, tau, share.reciprocal_(), ruled_out)
+    return torch.cat([each.flatten() for each in sums]), notes
 
 
 def _probabilities(block: _Block, logits: bool, how: Classing, spare: Tensor, p: Tensor) -> None:
@@ -242,16 +241,15 @@ def _fold(high: Tensor, low: Tensor, more: Tensor) -> None:
     torch.maximum(high, more, out=high)
 
 
-def _matrix(decision: Tensor, block: _Block, spare: Tensor) -> Tensor:
-    """The block's sums of decisions for each true class."""
-    classes = len(decision)
+def _add_matrix(found: Tensor, decision: Tensor, block: _Block, spare: Tensor) -> None:
+    """Add the block's sums of decisions for each true class."""
     weighted = decision if block.weight is None else torch.mul(decision, block.weight, out=spare)
-    if classes <= _PRODUCT:
-        true = torch.zeros_like(decision).scatter_(0, block.target[None], 1.0)
-        pairs = zip(torch.split(true, _LONG, 1), torch.split(weighted, _LONG, 1), strict=True)
-        return torch.stack([(a @ b.T).double() for a, b in pairs]).sum(0)
-    sums = torch.zeros(classes, classes, dtype=torch.float64)
-    return sums.index_add_(0, block.target, weighted.T.double())
+    if len(decision) > _PRODUCT:
+        found.index_add_(0, block.target, weighted.T.double())
+        return
+    true = torch.zeros_like(decision).scatter_(0, block.target[None], 1.0)
+    for rows, columns in zip(torch.split(true, _LONG, 1), torch.split(weighted, _LONG, 1), strict=True):
+        found += rows @ columns.T
 
 
 def _cross_entropy(p: Tensor, block: _Block, out: Tensor) -> Tensor:
@@ -267,57 +265,42 @@ def _cross_entropy(p: Tensor, block: _Block, out: Tensor) -> Tensor:
     return lost[never]
 
 
-class _Sums:
-    """Sums over the samples of each class. Those in float64 lose nothing that numbers in float32 still have."""
-
-    def __init__(self, batch: Batch, classes: int) -> None:
-        self.index, self.classes, weight = batch.target.reshape(-1).numpy(), classes, batch.entry_weight
-        self.weight = None
-        if weight is not None:
-            self.weight = weight.expand_as(batch.target).reshape(-1).numpy().astype(np.float64)
-        self.support = self._of(self.weight)
-
-    def __call__(self, values: Tensor) -> Tensor:
-        wide = values.numpy().astype(np.float64)
-        return self._of(wide if self.weight is None else wide * self.weight)
-
-    def _of(self, values: Any) -> Tensor:
-        return torch.from_numpy(np.bincount(self.index, values, self.classes).astype(np.float64, copy=False))
+def _by_class(values: Tensor, batch: Batch, classes: int) -> Tensor:
+    """Weighted sums over the samples of each class; in float64 nothing is lost that float32 still has."""
+    weight, wide = batch.entry_weight, values.double()
+    if weight is not None:
+        wide = wide * weight.expand_as(batch.target).reshape(-1)
+    return sum_rows(wide, batch.target.reshape(-1), classes)
 
 
-def _cells(fp: Tensor, hits: Tensor, by_class: _Sums) -> Tensor:
+def _cells(fp: Tensor, hits: Tensor, batch: Batch, how: Classing) -> Tensor:
     """The four counts of each class."""
-    tp, support = by_class(hits), by_class.support
+    tp, fn = (_by_class(part, batch, len(fp)) for part in (hits, 1 - hits))
+    support = tp + fn
     negatives = support.sum() - support
-    return torch.stack([tp, fp, _rest(support, tp), _rest(negatives, fp)], -1)
-
-
-def _rest(whole: Tensor, part: Tensor) -> Tensor:
-    """What is left, and nothing where that is rounding alone."""
-    rest = whole - part
-    return torch.where(rest.abs() < 4 * torch.finfo(torch.float64).eps * whole, 0.0, rest)
+    tn = negatives - fp
+    if bool((tn < _LITTLE * negatives).any()):  # a difference of sums has no digits left, or not even its zero
+        return _plain_cells(batch, how)[0, 0].double()
+    return torch.stack([tp, fp, fn, tn], -1)
 
 
 def _pull_back(notes: _Notes, batch: Batch, how: Classing, grad: Tensor) -> Tensor:
     """From the gradient of the sums to that of the scores."""
     scores = batch.scores
-    classes, dtype = scores.shape[1], scores.dtype
+    classes = scores.shape[1]
     out = torch.empty_like(scores, memory_format=torch.contiguous_format)
-    room = _Room(classes, scores)
-    grad = grad.to(dtype)
+    grad = grad.to(scores.dtype)
     entropy = grad[-2 * classes : -classes] if how.entropy else None
     table = (grad[: -2 * classes] if how.entropy else grad).view(classes, -1)
     if how.matrix:  # what each decision is worth, by the true class
-        worth, more = table.T.contiguous(), None
-    else:  # what a false alarm is worth, and how much more a hit
-        worth = (table[:, 1] - table[:, 3])[:, None]
-        more = table[:, 0] - table[:, 2] - worth[:, 0]
+        worth, hit = table.T.contiguous(), None
+    else:  # what a false alarm is worth, and what a hit
+        worth, hit = (table[:, 1] - table[:, 3])[:, None], table[:, 0] - table[:, 2]
     blocks = zip(_blocks(scores, batch), _blocks(out, batch), strict=True)
     for number, (block, place) in enumerate(blocks):
-        at, target = block.samples, block.target
-        p = notes.p[at.start * classes : at.stop * classes].view(classes, -1)
-        each, extra = (worth.index_select(1, target), None) if more is None else (worth, more[target])
-        pulled = _of_block(p, notes.tau[at], notes.share[at], each, extra, block, batch.logits, how, room)
+        target = block.target
+        each, own = (worth.index_select(1, target), None) if hit is None else (worth, hit[target])
+        p, pulled = _pull_block(block, notes, each, own, batch.logits, how.step)
         if entropy is not None:
             pull = entropy[target] if block.weight is None else entropy[target].mul_(block.weight)
             pull[notes.ruled_out[number]] = 0.0
@@ -326,33 +309,39 @@ def _pull_back(notes: _Notes, batch: Batch, how: Classing, grad: Tensor) -> Tens
     return out
 
 
-def _of_block(
-    p: Tensor, tau: Tensor, share: Tensor, worth: Tensor, extra: Tensor | None, block: _Block, logits: bool,
-    how: Classing, room: _Room,
-) -> Tensor:  # fmt: skip
-    h, slope, out = room.three(len(block.target))
-    index, scale = block.target[None], block.weight
-    if isinstance(how.step, Identity):
+def _pull_block(
+    block: _Block, notes: _Notes, worth: Tensor, own: Tensor | None, logits: bool, step: Step
+) -> tuple[Tensor, Tensor]:
+    """A block's probabilities, and the gradient of its scores from what its decisions are worth.
+
+    ``own`` is what the decision for a sample's own class is worth, where ``worth`` does not say it.
+    """
+    h, slope, out = block.room()
+    at, index, scale, mean = block.samples, block.target[None], block.weight, None
+    p = notes.p[at.start * len(h) : at.stop * len(h)].view(h.shape)
+    if isinstance(step, Identity):
         steep = p if logits else torch.ones_like(p)
         torch.mul(worth, steep, out=out)
     else:
         # constants of the decisions cancel, because a sample's sum to 1
-        factors = how.step.linearise_rows(p, tau, h, slope, out)
-        mean = _weighted(worth, extra, h, index).mul_(share)
+        factors = step.linearise_rows(p, notes.tau[at], h, slope, out)
+        share = notes.share[at]
+        mean = _mean_worth(worth, own, h, index).mul_(share)
         steep = slope.mul_(p) if logits else slope
         torch.sub(worth, mean, out=out).mul_(steep)
         scale = share * (factors.slope / factors.decision)
         if block.weight is not None:
             scale.mul_(block.weight)
-    if extra is not None:
-        out.scatter_add_(0, index, steep.gather(0, index).mul_(extra))
+    if own is not None:  # written, not added: of a class that nearly all are of, the rest would be lost in it
+        out.scatter_(0, index, steep.gather(0, index).mul_(own if mean is None else own - mean))
     if logits:  # through the softmax
         out.addcmul_(p, out.sum(0), value=-1)
-    return out if scale is None else out.mul_(scale)
+    return p, out if scale is None else out.mul_(scale)
 
 
-def _weighted(worth: Tensor, extra: Tensor | None, h: Tensor, index: Tensor) -> Tensor:
-    """Σ worth · h of each sample."""
-    if extra is None:
+def _mean_worth(worth: Tensor, own: Tensor | None, h: Tensor, index: Tensor) -> Tensor:
+    """Σ worth · h of each sample; the own decisions may be written over."""
+    if own is None:
         return torch.linalg.vecdot(worth, h, dim=0)
-    return (worth.T @ h)[0].addcmul_(h.gather(0, index)[0], extra)
+    hit = h.gather(0, index)[0]
+    return (worth.T @ h.scatter_(0, index, 0.0))[0].addcmul_(hit, own)

@@ -21,16 +21,16 @@ class Blending(NamedTuple):
     Attributes:
         share: Its share, in [0, 1].
         moves: Whether a schedule moves the share.
-        fewest: Of how many classes on it has a part.
+        fewest: Of so many classes and more it has a part, where there are classes.
     """
 
     share: float = 0.0
     moves: bool = False
     fewest: int = 0
 
-    def among(self, classes: int) -> bool:
-        """Whether cross-entropy has a part in the loss of so many classes."""
-        return (self.moves or self.share > 0) and classes >= self.fewest
+    def applies(self, task: Task, scores: Array) -> bool:
+        """Whether cross-entropy has a part in the loss of these scores."""
+        return (self.moves or self.share > 0) and (task != "multiclass" or scores.shape[1] >= self.fewest)
 
 
 def cross_entropy_sums(batch: Batch, task: Task) -> Array:

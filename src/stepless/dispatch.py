@@ -68,7 +68,7 @@ class Dispatcher:
         metrics: The metric, and those of constraints.
         step: The smooth step.
         extra: What the loss does besides the metric of one batch, such as ``"memory"``; None where nothing.
-        blending: The part of cross-entropy in the loss, which those of classes take along.
+        blending: The part of cross-entropy in the loss; the fused ways of classes take it along.
         steady: Whether the step stays as it is; a schedule may sharpen it.
     """
 
@@ -105,9 +105,12 @@ class Dispatcher:
         way = whole or self._way_of(input, target, sample_weight, validate, of=self.decisions)
         if not way.startswith("plain") or self.counting is None or (input.is_cpu and input.numel() <= FEW):
             return way  # of few scores the node would cost more than it saves
-        if isinstance(self.counting, Classing) and (not input.is_cpu or target.is_floating_point()):
-            return way  # of classes on CUDA, or given as probabilities, nothing counts by itself
-        counted = self._way_of(input, target, sample_weight, validate, of=self.counting)
+        if isinstance(self.counting, Classing):
+            if not input.is_cpu or target.is_floating_point():
+                return way  # of classes on CUDA, or given as probabilities, nothing counts by itself
+            counted = self._way_on_cpu(input, target, sample_weight)
+        else:
+            counted = self._way_of(input, target, sample_weight, validate, of=self.counting)
         return way if counted.startswith("plain") else f"{_COUNTS[counted]}: {way.removeprefix('plain: ')}"
 
     def blocks(self, way: str, input: Tensor, target: Tensor, batch: Batch | None) -> dict[str, Tensor]:
@@ -121,7 +124,7 @@ class Dispatcher:
         assert self.counting is not None
         if not isinstance(self.counting, Classing):
             return {"soft": fused_counts(batch, self.counting)}
-        entropy = self.blending.among(input.shape[1]) and batch.logits and self.path.offsets is None
+        entropy = self.blending.applies("multiclass", input) and batch.logits and self.path.offsets is None
         counts, sums = fused_class_sums(batch, self.counting._replace(entropy=entropy))
         return {"soft": counts} if sums is None else {"soft": counts, "cross_entropy": sums}
 
@@ -138,13 +141,16 @@ class Dispatcher:
         return None
 
     def _way_of(
-        self, input: Any, target: Any, sample_weight: Any, validate: bool, of: Objective | Deciding | Classing | None
+        self, input: Any, target: Any, sample_weight: Any, validate: bool, of: Objective | Deciding | None
     ) -> str:
         """The way that decisions, or classes where these are none, go on the batch's device."""
         if not input.is_cpu:
             return self._way_on_cuda(input, target, sample_weight, validate, of)
         if of is None and (input.numel() > FEW or target.is_floating_point() or self.counting is None):
             return "plain: classes on the CPU are fused as a whole in small batches of class indices only"
+        return self._way_on_cpu(input, target, sample_weight)
+
+    def _way_on_cpu(self, input: Tensor, target: Tensor, sample_weight: Any) -> str:
         if not target.is_cpu:
             return "plain: input and target are on two devices"
         if sample_weight is not None and (
@@ -153,13 +159,12 @@ class Dispatcher:
             return "plain: sample_weight is no plain tensor, is elsewhere, or wants a gradient"
         weight = self.path.weight
         if weight is not None and (input.dim() < 2 or len(weight) != input.shape[1]):
-            return "plain: weight has not one entry a label"
+            return "plain: weight has not one entry a label or class"
         return FUSED_CPU
 
     def _way_on_cuda(  # noqa: PLR0911
-        self, input: Tensor, target: Tensor, sample_weight: Any, validate: bool,
-        of: Objective | Deciding | Classing | None,
-    ) -> str:  # fmt: skip
+        self, input: Tensor, target: Tensor, sample_weight: Any, validate: bool, of: Objective | Deciding | None
+    ) -> str:
         if not (input.is_cuda and target.is_cuda):
             return f"plain: no kernels for input on {input.device.type} and target on {target.device.type}"
         if input.device.index != torch.cuda.current_device() or target.device != input.device:
@@ -171,7 +176,7 @@ class Dispatcher:
         if input.dtype not in _ON_CUDA:
             return f"plain: no kernels for {input.dtype} on CUDA"
         classes, decisions = _kernels()
-        if of is not None and not isinstance(of, Classing):
+        if of is not None:
             if self.path.ignore_index is not None or target.shape != input.shape or (of.labels and input.dim() < 2):
                 return "plain: entries are ignored, or the target or the labels are not shaped for the kernels"
             if decisions.numbers(self.step, of.tau) is None:
@@ -191,7 +196,7 @@ class Dispatcher:
         """The loss of a batch whose way is ``"fused-cpu"``."""
         if self.decisions is not None:
             return fused_loss(batch, self.decisions)
-        return fused_class_loss(batch, self._among(batch.scores.shape[1]))
+        return fused_class_loss(batch, self._of_classes(batch.scores))
 
     def fused_on_cuda(self, input: Tensor, target: Tensor) -> Tensor:
         """The loss by Triton's kernels, on the tensors as they are."""
@@ -199,12 +204,12 @@ class Dispatcher:
         if self.decisions is not None:
             return decisions.fused_loss(self._raw(input, target), self.decisions)
         ignored = IGNORED_CLASS if self.path.ignore_index is None else self.path.ignore_index
-        return classes.fused_class_loss(input, target, ignored, self._among(input.shape[1]))
+        return classes.fused_class_loss(input, target, ignored, self._of_classes(input))
 
-    def _among(self, classes: int) -> Objective:
-        """What is computed of so many classes: of two the default has no cross-entropy."""
+    def _of_classes(self, scores: Tensor) -> Objective:
+        """What is computed of such scores: of two classes the default has no cross-entropy."""
         assert self.classes is not None
-        return self.classes._replace(blend=self.blending.share if self.blending.among(classes) else 0.0)
+        return self.classes._replace(blend=self.blending.share if self.blending.applies("multiclass", scores) else 0.0)
 
     def _raw(self, input: Tensor, target: Tensor) -> Batch:
         """The tensors as they are, which Triton's kernels read in their own dtypes."""

@@ -53,18 +53,18 @@ def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wante
     total = p.sum(0)
     p /= total
     if isinstance(objective.step, Identity):
-        h, steep, share, scale = p, p, None, w
+        h, steep, scale = p, p, w
     else:
         tau = np.partition(p, classes - 2, axis=0)[-2:].sum(0) / 2
         h, steep, factors = objective.step.linearise_few_rows(p, tau)
-        share = 1 / h.sum(0)
-        h *= share
+        whole = h.sum(0)
+        h /= whole  # not times the reciprocal, by which one of all would not be 1
         steep *= p
-        scale = share * z.dtype.type(factors.slope / factors.decision)
+        scale = z.dtype.type(factors.slope / factors.decision) / whole
         if w is not None:
             scale *= w
     hit = h[own]
-    loss, worth, more, rows = _judge(h, hit, own, w, objective)
+    loss, alarm, right, rows = _judge(h, hit, own, w, objective)
     pull = blend / rows if rows else 0.0
     if blend:
         entropy = top + np.log(total) - z[own]
@@ -74,11 +74,13 @@ def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wante
     if not wanted:
         return loss, None
 
-    worth, more = ((1 - blend) * part.astype(z.dtype) for part in (worth, more))
-    extra = more[index]
-    # constants of the decisions cancel, because a sample's sum to 1
-    gradient = worth[:, None] * steep if share is None else (worth[:, None] - (worth @ h + extra * hit)) * steep
-    gradient[own] += extra * steep[own]
+    alarm, right = ((1 - blend) * worth.astype(z.dtype) for worth in (alarm, right))
+    right, mean = right[index], 0.0
+    if h is not p:  # constants of the decisions cancel, because a sample's sum to 1
+        h[own] = 0.0
+        mean = alarm @ h + right * hit
+    gradient = (alarm[:, None] - mean) * steep
+    gradient[own] = (right - mean) * steep[own]  # not added to: of a frequent class it would be lost in what is there
     gradient -= p * gradient.sum(0)  # through the softmax
     if scale is not None:
         gradient *= scale
@@ -90,31 +92,26 @@ def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wante
 
 
 def _judge(h: Any, hit: Any, own: Any, w: Any, objective: Objective) -> tuple[float, Any, Any, float]:
-    """The metric's loss; what a false alarm of each class is worth, and how much more a hit; how many rows count."""
-    classes = len(h)
-    index = own[0]
-    others = h.copy()
-    others[own] = 0.0
-    tp = np.bincount(index, hit if w is None else hit * w, classes)
-    support = np.bincount(index, w, classes).astype(np.float64, copy=False)
-    fp = (others if w is None else others * w).sum(1, dtype=np.float64)
-    rows = float(support.sum())
-    cells = tp, fp, _rest(support, tp), _rest(rows - support, fp)
+    """The metric's loss; what a false alarm of each class is worth, and what a hit; how many rows count."""
+    classes, (index, _) = len(h), own
+    tp, fn = (np.bincount(index, part if w is None else part * w, classes) for part in (hit, 1 - hit))
+    fp, tn = (_of_others(part, own, w) for part in (h, 1 - h))
     if objective.joint:
-        value, *slopes = _of_all(objective.of, classes)(*cells)
+        value, *slopes = _of_all(objective.of, classes)(tp, fp, fn, tn)
         loss = float(value)
     else:
-        value, *slopes = objective.differentiate_each(*cells)
+        value, *slopes = objective.differentiate_each(tp, fp, fn, tn)
         loss, slopes = float(np.mean(value)), [slope / classes for slope in slopes]
-    tp, fp, fn, tn = slopes
-    alarm = fp - tn + np.zeros(classes)  # one that is the same for all classes may be a number
-    return loss, alarm, tp - fn - alarm, rows
+    by_tp, by_fp, by_fn, by_tn = slopes
+    each = np.zeros(classes)  # one that is the same for all classes may be a number
+    return loss, by_fp - by_tn + each, by_tp - by_fn + each, float(tp.sum() + fn.sum())
 
 
-def _rest(whole: Any, part: Any) -> Any:
-    """What is left, and nothing where that is rounding alone."""
-    rest = whole - part
-    return np.where(np.abs(rest) < 4 * np.finfo(np.float64).eps * whole, 0.0, rest)
+def _of_others(part: Any, own: Any, w: Any) -> Any:
+    """The sums over the samples of other classes."""
+    others = part.copy() if w is None else part * w
+    others[own] = 0.0
+    return others.sum(1, dtype=np.float64)
 
 
 def _weights(batch: Batch) -> Any:

@@ -20,7 +20,7 @@ from torch import Tensor
 from stepless.counts import Counts
 from stepless.metrics import METRICS
 from stepless.numerics import Array, maximum, minimum, ratio, root
-from stepless.registry import Metric, snake_case
+from stepless.registry import Metric, is_share, snake_case
 
 _COUNTS = ("tp", "fp", "fn", "tn")
 _SHARES: dict[str, Callable[[Counts], Array]] = {
@@ -191,10 +191,7 @@ def _probed(name: str, function: Callable[..., Array], maximize: bool | None) ->
     best, good, bad = value.tolist()
     if maximize is None:
         maximize = not good < bad
-    with torch.no_grad():
-        of_more = function(*(10 * probe).unbind(-1))
-    bounded = bool((value.abs() <= 1).all()) and torch.allclose(of_more, value)
-    return Metric(name, function, best if math.isfinite(best) else 0.0, maximize, bounded=bounded)
+    return Metric(name, function, best if math.isfinite(best) else 0.0, maximize, bounded=is_share(function))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

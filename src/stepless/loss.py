@@ -30,8 +30,8 @@ from stepless.tasks import Batch, check_classes, check_values
 
 #: Chosen by measurement; see benchmarks/defaults.
 DEFAULT_STEP = Linear(delta=0.1)
-#: Of three classes and more the metric alone trains worse than cross-entropy: a row that is far from its class has next
-#: to no gradient. Chosen by measurement on the development half of benchmarks/contest.
+#: Of three classes and more the metric alone trains worse than cross-entropy, because a row that is far from its class
+#: has next to no gradient. Chosen by measurement: docs/contest.md says how.
 CLASSES_BLEND = Blending(share=0.5, fewest=3)
 
 #: A constraint's multiplier grows by this times the violation in each training batch, up to the cap.
@@ -47,7 +47,8 @@ class MetricLoss(nn.Module):
     """Train on a metric of the confusion matrix: a drop-in for ``BCEWithLogitsLoss`` and ``CrossEntropyLoss``.
 
     The step from probability to decision is replaced by a smooth one; counts, formula and averaging are those of the
-    metric itself. The loss is the distance from the metric's best value.
+    metric itself. The loss is the distance from the metric's best value; of three classes and more half of it, and
+    half is cross-entropy (``blend``).
 
     Args:
         metric: A name of `stepless.METRICS`, a formula as text (``"5*fn + fp"``), or a function ``f(tp, fp, fn, tn)``;
@@ -66,7 +67,7 @@ class MetricLoss(nn.Module):
             which is best exactly at h = y.
         blend: Share of cross-entropy in the loss, in [0, 1]. None: of three classes and more, where neither ``step``
             nor ``schedule`` is given and scores lie within [−1, 1], ½: the metric alone trains them badly. Otherwise 0.
-        cross_entropy: ``"plain"`` or ``"balanced"`` (every class weighs the same) cross-entropy in the blend.
+        cross_entropy: ``"plain"`` or ``"balanced"`` (every class weighs the same) cross-entropy, where it has a part.
         schedule: A `stepless.Schedule` that moves blend or sharpness as :meth:`advance` reports progress.
         subject_to: Constraints, as in ``"precision >= 0.9"``.
         memory: A `stepless.Memory` of past batches' counts, for batches too small to have the metric to themselves.
@@ -267,7 +268,7 @@ class MetricLoss(nn.Module):
 
     def _counts_alone(self) -> bool:
         """Whether the smooth counts of decisions are all that a state holds."""
-        return not (self.constraints or self.blending.among(0))
+        return not (self.constraints or self.blending.share or self.blending.moves)
 
     def _measure(self, batch: Batch, fused: Callable[[], dict[str, Tensor]] = dict) -> State:
         """The state of a batch, of which a fused way may have the smooth counts, and cross-entropy."""
@@ -283,7 +284,7 @@ class MetricLoss(nn.Module):
             blocks["far"] = self.path.tally(batch, FarReaching(), self.metrics)
             with torch.no_grad():
                 blocks["hard"] = self.path.tally(batch, Hard(), self.metrics)
-        if self.blending.among(batch.scores.shape[1] if self.path.task == "multiclass" else 0):
+        if self.blending.applies(self.path.task, batch.scores):
             entropy = given.get("cross_entropy")
             blocks["cross_entropy"] = cross_entropy_sums(batch, self.path.task) if entropy is None else entropy
         return State.pack(blocks)

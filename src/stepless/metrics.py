@@ -14,10 +14,11 @@ same text serves torch, numpy and JAX. To add a metric, write one function; see 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar, get_args
 
 from stepless.numerics import Array, constant, nonzero, product, ratio, root
-from stepless.registry import Kind, Metric, Registry
+from stepless.registry import Kind, Metric, Registry, is_share
 
 Formula = TypeVar("Formula", bound=Callable[..., Array])
 
@@ -59,8 +60,9 @@ def metric(
         raise ValueError(f"kind must be one of {', '.join(map(repr, get_args(Kind)))}; got {kind!r}.")
 
     def register(formula: Formula) -> Formula:
-        bounded = worst is not None and max(abs(best), abs(worst)) <= 1
-        made = Metric(formula.__name__, formula, best, greater_is_better, kind, source, worst, bounded=bounded)
+        made = Metric(formula.__name__, formula, best, greater_is_better, kind, source, worst)
+        if worst is None and kind == "class" and not made.defaults and is_share(formula):  # options may lead anywhere
+            made = replace(made, bounded=True)
         METRICS.add(made.name, made, aliases)
         return formula
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 
+import torch
+
 from stepless.numerics import Array, as_tuple
 
 #: What else a caller may have meant by an option that no metric has: the settings of the loss and of the score.
@@ -84,6 +86,28 @@ class Registry(Mapping[str, T], Generic[T]):
         return f"<{len(self)} {self._noun}s: {', '.join(self)}>"
 
 
+#: Counts (tp, fp, fn, tn): all right, most right, most wrong, and corners where next to nothing is right.
+_TABLES = (
+    (1.0, 0.0, 0.0, 1.0), (8.0, 1.0, 2.0, 9.0), (1.0, 9.0, 7.0, 3.0), (0.0, 1e3, 1.0, 1.0), (0.0, 1.0, 1e3, 1.0),
+    (1.0, 1e3, 1e3, 1.0), (1e3, 1.0, 1.0, 0.0), (0.0, 1.0, 1.0, 1e3),
+)  # fmt: skip
+
+
+@torch.no_grad()
+def is_share(formula: Callable[..., Any]) -> bool:
+    """Whether a formula of one class stays within [−1, 1], however many rows it is given: tried, not proved.
+
+    >>> is_share(lambda tp, fp, fn, tn: tp / (tp + fp + fn)), is_share(lambda tp, fp, fn, tn: tp - fp)
+    (True, False)
+    """
+    tables = torch.tensor(_TABLES, dtype=torch.float64, device="cpu")
+    try:
+        few, many = (torch.as_tensor(formula(*counts.unbind(-1))) for counts in (tables, 10 * tables))
+        return bool((few.abs() <= 1).all()) and torch.allclose(few, many)
+    except Exception:  # whatever is wrong with it is told where it is used
+        return False
+
+
 @dataclass(frozen=True)
 class Metric:
     """One metric: a pure function of the confusion counts, and what cannot be read off the formula.
@@ -116,6 +140,8 @@ class Metric:
     def __post_init__(self) -> None:
         mark = self.option("zero_division")
         object.__setattr__(self, "marks_undefined", isinstance(mark, float) and mark != mark)  # noqa: PLR0124 - NaN
+        if self.worst is not None:
+            object.__setattr__(self, "bounded", max(abs(self.best), abs(self.worst)) <= 1)
 
     def __call__(self, *counts: Array) -> Array:
         return self.function(*counts, **dict(self.options))

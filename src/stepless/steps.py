@@ -124,8 +124,11 @@ class Step:
         return True
 
     def has_row_twin(self, *, logits: bool) -> bool:
-        """Whether ``linearise_rows`` is, for classes, whose thresholds are at most ½."""
-        return True
+        """Whether ``linearise_rows`` is as exact as the step, at thresholds of classes, which are at most ½.
+
+        Not unless a step says so: what is written for one threshold need not take a row of them.
+        """
+        return False
 
     def sharpened(self, factor: Any) -> Step:
         """The same step, ``factor`` (a number, or a scheduled tensor) times as sharp."""
@@ -159,6 +162,9 @@ class Identity(Step):
     def __call__(self, p: Array, tau: Threshold) -> Array:
         return p
 
+    def has_row_twin(self, *, logits: bool) -> bool:
+        return True
+
     def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Factors:
         decision.copy_(p)
         slope.fill_(1.0)
@@ -186,6 +192,9 @@ class Sigmoid(Step):
 
     def __call__(self, p: Array, tau: Threshold) -> Array:
         return sigmoid((p - tau) * self.k)
+
+    def has_row_twin(self, *, logits: bool) -> bool:
+        return True
 
     def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Factors:
         torch.sub(p, tau, out=decision).mul_(self.k).sigmoid_()
@@ -320,6 +329,9 @@ class RaisedCosine(Step):
     def __call__(self, p: Array, tau: Threshold) -> Array:
         u = clip((p - tau) / self.delta + 1, 0.0, 2.0)  # from the band's lower end, where it is exactly 0
         return 0.5 * (u - namespace(u).sin(math.pi * u) / math.pi)
+
+    def has_row_twin(self, *, logits: bool) -> bool:
+        return True
 
     def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Factors:
         u = torch.sub(p, tau, out=decision).mul_(math.pi / self.delta).add_(math.pi).clamp_(0.0, 2 * math.pi)

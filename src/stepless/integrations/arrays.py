@@ -84,7 +84,7 @@ class ArrayLoss:
             raise self._in_our_words(error) from error
         loss = self.of.metric.distance(score)
         blending = self.of.blending
-        if not blending.among(scores.shape[1] if path.task == "multiclass" else 0):
+        if not blending.applies(path.task, scores):
             return loss
         sums = cross_entropy_sums(batch, path.task)
         entropy = mean_cross_entropy(sums, balanced=self.of.cross_entropy == "balanced")
