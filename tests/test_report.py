@@ -73,7 +73,8 @@ class Parsed(HTMLParser):
 # Formulas
 # ---------------------------------------------------------------------------------------------------------------------
 
-cell = st.one_of(st.just(0.0), st.integers(0, 500).map(float), st.floats(0, 100, allow_subnormal=False))
+#: To three places: of 1e-8 beside 100 two orders of the same sums keep half of the digits.
+cell = st.one_of(st.just(0.0), st.integers(0, 500).map(float), st.floats(0, 100).map(lambda x: round(x, 3)))
 
 
 @settings(max_examples=40, deadline=None)
