@@ -113,6 +113,28 @@ def test_sure_scores_classes_ruled_out_and_ties(step, blend, dtype):
     assert_fused(loss_fn, 1e4 * pixels, target.view(5, 8))
 
 
+def test_the_default_device_is_not_asked():
+    scores, target = draw_classes((40, 3))
+    for settings in ({}, {"step": "identity", "inputs": "probabilities"}):
+        loss_fn = sl.MetricLoss("f1", task="multiclass", **settings)
+        with torch.device("meta"):
+            assert loss_fn(scores.softmax(1), target).is_cpu
+
+
+@pytest.mark.parametrize("offsets", [[0.5], [0.5, 0.0]])
+def test_offsets_of_other_classes(offsets):
+    with pytest.raises(ValueError, match=r"one entry for each of the 3 classes; got \d"):
+        sl.MetricLoss("f1", task="multiclass", threshold=offsets)(*draw_classes((40, 3)))
+
+
+def test_weights_may_come_from_inference_mode():
+    scores, target = draw_classes((40, 3))
+    with torch.inference_mode():
+        weight = torch.rand(40)
+    loss_fn, leaf = sl.MetricLoss("f1", task="multiclass"), scores.requires_grad_()
+    assert torch.autograd.grad(loss_fn(leaf, target, weight), leaf)[0].isfinite().all()
+
+
 def test_a_score_that_is_nan_is_not_hidden():
     for inputs in ("logits", "probabilities"):
         for step in ("linear", "identity"):

@@ -71,6 +71,32 @@ def test_an_index_that_is_no_class(wrong):
         sl.MetricLoss("f1", task="multiclass")(scores, target)
 
 
+@pytest.mark.parametrize("far", [0.0, 1e3, 1e5])
+def test_large_scores_keep_the_digits_of_cross_entropy(far):
+    scores, target = draw_classes((64, 5))
+    scores = scores + 8 * torch.nn.functional.one_hot(scores.argmax(1), 5) + far
+    loss = sl.MetricLoss("f1", task="multiclass", blend=1.0)(scores, scores.argmax(1))
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(scores, scores.argmax(1)), rtol=1e-4, atol=0)
+
+
+def test_a_loss_has_the_dtype_of_its_scores_whatever_the_default():
+    torch.set_default_dtype(torch.float64)
+    try:
+        for rows in (20, 5_000):
+            scores, target = draw_classes((rows, 3))
+            assert sl.MetricLoss("f1", task="multiclass")(scores, target).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_weights_may_come_from_inference_mode():
+    scores, target = draw_classes((40, 3))
+    with torch.inference_mode():
+        weight = torch.rand(40)
+    loss_fn, leaf = sl.MetricLoss("f1", task="multiclass"), scores.requires_grad_()
+    assert torch.autograd.grad(loss_fn(leaf, target, weight), leaf)[0].isfinite().all()
+
+
 def test_nothing_is_learned_from_an_ignored_batch_and_nan_is_not_hidden():
     loss_fn = sl.MetricLoss("f1", task="multiclass")
     scores, target = draw_classes((20, 3))

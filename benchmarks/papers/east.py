@@ -26,7 +26,7 @@ WORDS = {
     "east": "`presets.east`",
     "no_threshold": "… without the threshold of each sample",
     "no_matrix": "… without the d×d matrix",
-    "ours": "`MetricLoss`, our default (= `presets.east` without annealing)",
+    "ours": "`MetricLoss(blend=0)`, the metric alone (= `presets.east` without annealing)",
     "sharpened": "`presets.east`, and the step sharpens tenfold",
     "classifier": "`MetricClassifier`, our default",
 }

@@ -164,7 +164,7 @@ def _sum_up(scores: Tensor, batch: Batch, how: Classing, *, noted: bool) -> tupl
     classes, samples = scores.shape[1], batch.target.numel()
     kept = scores.new_empty(scores.numel()) if noted else None
     tau, share, hits, losses = scores.new_empty(4, samples)
-    found = torch.zeros(classes, classes if how.matrix else 1, dtype=torch.float64)
+    found = torch.zeros(classes, classes if how.matrix else 1, dtype=torch.float64, device="cpu")
     ruled_out = []
     for block in _blocks(scores, batch):
         at = block.samples
@@ -179,7 +179,7 @@ def _sum_up(scores: Tensor, batch: Batch, how: Classing, *, noted: bool) -> tupl
             torch.sum(h, 0, out=share[at])
             decision = torch.div(h, share[at], out=h)  # not times the reciprocal, by which one of all would not be 1
         elif not batch.logits:  # a probability that is NaN is one of the whole sample
-            decision = torch.addcmul(p, torch.zeros(()), p.sum(0), out=h)
+            decision = torch.addcmul(p, p.new_zeros(()), p.sum(0), out=h)
         target = block.target[None]
         if how.entropy:
             ruled_out.append(_cross_entropy(p, block, losses[at]))

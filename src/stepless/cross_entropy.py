@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from stepless.confusion import sum_rows
-from stepless.numerics import Array, log_softmax, namespace, ratio, softplus
+from stepless.numerics import Array, cast, log_softmax, namespace, ratio, softplus
 from stepless.tasks import Batch, Task
 
 #: The floor of a logarithm of a probability, as in ``F.binary_cross_entropy``.
@@ -82,5 +82,5 @@ def mean_cross_entropy(sums: Array, *, balanced: bool) -> Array:
     """
     loss, weight = sums[0], sums[1]
     each = ratio(loss, weight).sum(-1) if balanced else loss.sum(-1)
-    counted = (weight != 0).sum(-1) if balanced else weight.sum(-1)
-    return ratio(ratio(each, counted).sum(), (counted != 0).sum())
+    counted = cast(weight != 0, weight.dtype).sum(-1) if balanced else weight.sum(-1)
+    return ratio(ratio(each, counted).sum(), cast(counted != 0, weight.dtype).sum())

@@ -106,7 +106,9 @@ class Dispatcher:
         if not way.startswith("plain") or self.counting is None or (input.is_cpu and input.numel() <= FEW):
             return way  # of few scores the node would cost more than it saves
         if isinstance(self.counting, Classing):
-            if not input.is_cpu or target.is_floating_point():
+            offsets = self.path.offsets
+            misfit = offsets is not None and (input.dim() < 2 or len(offsets) != input.shape[1])
+            if not input.is_cpu or target.is_floating_point() or misfit:  # what does not fit is told by the plain path
                 return way  # of classes on CUDA, or given as probabilities, nothing counts by itself
             counted = self._way_on_cpu(input, target, sample_weight)
         else:

@@ -67,8 +67,9 @@ def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wante
     loss, alarm, right, rows = _judge(h, hit, own, w, objective)
     pull = blend / rows if rows else 0.0
     if blend:
-        entropy = top + np.log(total) - z[own]
-        ruled_out = z[own] == -np.inf
+        true = z[own]
+        entropy = np.log(total) - (true - top)  # not top + …: of large scores nothing else would be left
+        ruled_out = true == -np.inf
         entropy[ruled_out] = -LOWEST_LOG
         loss = (1 - blend) * loss + pull * float((entropy if w is None else entropy * w).sum(dtype=np.float64))
     if not wanted:

@@ -230,8 +230,8 @@ class _FusedCounts(torch.autograd.Function):
 
 def save_batch(ctx: Any, scores: Tensor, batch: Batch) -> None:
     """Keep a batch for the way back as torch keeps tensors, so that one that is changed until then is an error."""
-    ctx.save_for_backward(scores, batch.target, batch.weight, batch.mask)
-    ctx.read_as = batch.logits, batch.dtype
+    ctx.save_for_backward(scores, batch.target, batch.entry_weight)
+    ctx.read_as = None, batch.logits, batch.dtype  # the weight has the mask in it
 
 
 def saved_batch(ctx: Any) -> Batch:

@@ -67,7 +67,8 @@ class MetricLoss(nn.Module):
             which is best exactly at h = y.
         blend: Share of cross-entropy in the loss, in [0, 1]. None: of three classes and more, where neither ``step``
             nor ``schedule`` is given and scores lie within [−1, 1], ½: the metric alone trains them badly. Otherwise 0.
-        cross_entropy: ``"plain"`` or ``"balanced"`` (every class weighs the same) cross-entropy, where it has a part.
+        cross_entropy: ``"plain"`` or ``"balanced"`` (every class weighs the same), where cross-entropy has a part: of
+            two classes only if ``blend`` says so.
         schedule: A `stepless.Schedule` that moves blend or sharpness as :meth:`advance` reports progress.
         subject_to: Constraints, as in ``"precision >= 0.9"``.
         memory: A `stepless.Memory` of past batches' counts, for batches too small to have the metric to themselves.

@@ -43,7 +43,8 @@ def metric(
         kind: ``"class"`` (a formula of one class), ``"joint"`` (all classes, last axis) or ``"matrix"``.
         aliases: Other names.
         source: Where it was published.
-        worst: The worst score there is, where there is one.
+        worst: The worst score there is, where there is one. A metric of all classes, or with options, is known to lie
+            within [−1, 1] by its ends alone, on which the default ``blend`` of `stepless.MetricLoss` depends.
 
     Example:
         >>> import stepless as sl
