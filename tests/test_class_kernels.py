@@ -115,8 +115,8 @@ def test_sure_scores_classes_ruled_out_and_ties(step, blend, dtype):
 
 def test_the_default_device_is_not_asked():
     scores, target = draw_classes((40, 3))
-    for settings in ({}, {"step": "identity", "inputs": "probabilities"}):
-        loss_fn = sl.MetricLoss("f1", task="multiclass", **settings)
+    for chosen in ({}, {"step": "identity", "inputs": "probabilities"}):
+        loss_fn = sl.MetricLoss("f1", task="multiclass", **chosen)
         with torch.device("meta"):
             assert loss_fn(scores.softmax(1), target).is_cpu
 

@@ -73,7 +73,7 @@ def test_an_index_that_is_no_class(wrong):
 
 @pytest.mark.parametrize("far", [0.0, 1e3, 1e5])
 def test_large_scores_keep_the_digits_of_cross_entropy(far):
-    scores, target = draw_classes((64, 5))
+    scores, _ = draw_classes((64, 5))
     scores = scores + 8 * torch.nn.functional.one_hot(scores.argmax(1), 5) + far
     loss = sl.MetricLoss("f1", task="multiclass", blend=1.0)(scores, scores.argmax(1))
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(scores, scores.argmax(1)), rtol=1e-4, atol=0)

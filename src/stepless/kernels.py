@@ -148,14 +148,9 @@ class Node(NamedTuple):
     plain: Callable[[Batch, Objective], Tensor]
 
 
-def fused_loss(batch: Batch, objective: Objective) -> Tensor:
-    """The loss of a batch, in one autograd node."""
-    return in_one_node(batch, objective, _DECISIONS)
-
-
-def in_one_node(batch: Batch, objective: Objective, node: Node) -> Tensor:
-    """The loss of a batch by a node of this kind."""
-    return _apply(batch.scores, batch, objective, node)
+def fused_loss(batch: Batch, objective: Objective, node: Node | None = None) -> Tensor:
+    """The loss of a batch, in one autograd node: that of decisions, or this one."""
+    return _apply(batch.scores, batch, objective, node or _DECISIONS)
 
 
 class _FusedLoss(torch.autograd.Function):
@@ -360,7 +355,7 @@ def _block(size: int, labels: int, pixels: int) -> int:
 def _pull_back(slopes: Tensor, y: Tensor, w: Tensor | None, alarm: Any, hit: Any, labels: int, pixels: int) -> None:
     """Make of the slope of every decision its gradient: a negative's is worth a false alarm, a positive's a hit."""
     length = _block(len(y), labels, pixels)
-    spare = buffers(length, slopes.dtype)[1]
+    spare = _buffers(length, slopes.dtype)[1]
     if w is not None:
         slopes.mul_(w)
     if labels:
@@ -382,7 +377,7 @@ def _count(
     step, tau, size = of.step, of.tau, z.numel()
     length = _block(size, labels, pixels)
     slopes = torch.empty_like(z)
-    decisions, spares = buffers(length, z.dtype)
+    decisions, spares = _buffers(length, z.dtype)
     tp = predicted = support = total = 0.0
     factors = Factors(1.0, 1.0)
     for start in range(0, size, length):
@@ -409,19 +404,18 @@ def _count(
 _kept = threading.local()
 
 
-def buffers(size: int, dtype: torch.dtype, *, count: int = 2) -> Tensor:
-    """Two or more buffers of so many numbers, to write to, kept by each thread from batch to batch.
+def _buffers(size: int, dtype: torch.dtype) -> Tensor:
+    """Two buffers of so many numbers, to write to, kept by each thread from batch to batch.
 
     Fresh ones could cost more in page faults than the arithmetic does: the allocator gives large ones back to the
     system, or not, as the sizes freed before happen to be.
     """
-    name = f"{count} of {dtype}"
-    kept = vars(_kept).get(name)
+    kept = vars(_kept).get(str(dtype))
     if kept is None or kept.shape[1] < size:
         with torch.inference_mode(False):  # what inference mode makes cannot be written to outside of it
-            kept = torch.empty(count, size, dtype=dtype, device="cpu")
+            kept = torch.empty(2, size, dtype=dtype, device="cpu")
         if size <= BLOCK:
-            setattr(_kept, name, kept)
+            setattr(_kept, str(dtype), kept)
     return kept[:, :size]
 
 
