@@ -125,19 +125,29 @@ class _Block(NamedTuple):
         images, classes, pixels = self.scores.shape
         return like.view(classes, images, pixels).movedim(1, 0)
 
-    def room(self) -> Tensor:
-        """Three arrays of a row a class, to write to.
-
-        Fresh ones: kept from batch to batch, as in `stepless.kernels`, they took half as long again on two cores.
-        """
-        return self.scores.new_empty(3, self.scores.shape[1], len(self.target))
-
     def columns(self, chosen: Tensor) -> Tensor:
         """The scores of these samples, a row a class."""
         if self.scores.dim() == 2:
             return self.scores[chosen].T
         pixels = self.scores.shape[2]
         return self.scores[chosen // pixels, :, chosen % pixels].T
+
+
+class _Room:
+    """Three arrays of a row a class, to write to, for one block after the other.
+
+    Not kept from batch to batch, as those of `stepless.kernels` are: on two cores that took half as long again.
+    """
+
+    def __init__(self) -> None:
+        self.held: Tensor | None = None
+
+    def of(self, block: _Block) -> Tensor:
+        """The room of a block."""
+        shape = 3, block.scores.shape[1], len(block.target)
+        if self.held is None:  # the first block is the largest
+            self.held = block.scores.new_empty(math.prod(shape))
+        return self.held[: math.prod(shape)].view(shape)
 
 
 def _blocks(scores: Tensor, batch: Batch) -> Iterator[_Block]:
@@ -166,10 +176,10 @@ def _sum_up(scores: Tensor, batch: Batch, how: Classing, *, noted: bool) -> tupl
     kept = scores.new_empty(scores.numel()) if noted else None
     tau, share, hits, losses = scores.new_empty(4, samples)
     found = torch.zeros(classes, classes if how.matrix else 1, dtype=torch.float64, device="cpu")
-    ruled_out = []
+    room, ruled_out = _Room(), []
     for block in _blocks(scores, batch):
         at = block.samples
-        p, h, spare = block.room()
+        p, h, spare = room.of(block)
         if kept is not None:
             p = kept[at.start * classes : at.stop * classes].view(classes, -1)
         _probabilities(block, batch.logits, how, spare, p)
@@ -297,11 +307,11 @@ def _pull_back(notes: _Notes, batch: Batch, how: Classing, grad: Tensor) -> Tens
         worth, hit = table.T.contiguous(), None
     else:  # what a false alarm is worth, and what a hit
         worth, hit = (table[:, 1] - table[:, 3])[:, None], table[:, 0] - table[:, 2]
-    blocks = zip(_blocks(scores, batch), _blocks(out, batch), strict=True)
+    room, blocks = _Room(), zip(_blocks(scores, batch), _blocks(out, batch), strict=True)
     for number, (block, place) in enumerate(blocks):
         target = block.target
         each, own = (worth.index_select(1, target), None) if hit is None else (worth, hit[target])
-        p, pulled = _pull_block(block, notes, each, own, batch.logits, how.step)
+        p, pulled = _pull_block(block, room.of(block), notes, each, own, batch.logits, how.step)
         if entropy is not None:
             pull = entropy[target] if block.weight is None else entropy[target].mul_(block.weight)
             pull[notes.ruled_out[number]] = 0.0
@@ -311,13 +321,13 @@ def _pull_back(notes: _Notes, batch: Batch, how: Classing, grad: Tensor) -> Tens
 
 
 def _pull_block(
-    block: _Block, notes: _Notes, worth: Tensor, own: Tensor | None, logits: bool, step: Step
+    block: _Block, room: Tensor, notes: _Notes, worth: Tensor, own: Tensor | None, logits: bool, step: Step
 ) -> tuple[Tensor, Tensor]:
     """A block's probabilities, and the gradient of its scores from what its decisions are worth.
 
     ``own`` is what the decision for a sample's own class is worth, where ``worth`` does not say it.
     """
-    h, slope, out = block.room()
+    h, slope, out = room
     at, index, scale, mean = block.samples, block.target[None], block.weight, None
     p = notes.p[at.start * len(h) : at.stop * len(h)].view(h.shape)
     if isinstance(step, Identity):
