@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import stepless as sl
 from stepless import class_kernels, dispatch
 from stepless.steps import Factors, Step
-from tests.twins import SMOOTH, agree, plain
+from tests.twins import SMOOTH, agree, one_like_any_other, plain
 
 WAY = "fused-cpu-counts: classes on the CPU are fused as a whole in small batches of class indices only"
 SHAPES = ((41, 2), (41, 3), (97, 8), (5, 31), (3, 4, 5, 7))
@@ -155,15 +155,7 @@ def test_an_index_that_is_no_class():
 def test_the_node_is_one_like_any_other():
     loss_fn = sl.MetricLoss("f1", task="multiclass", step="identity")
     scores, target = draw_classes((20, 3), torch.float64)
-    scores.requires_grad_()
-    assert torch.autograd.gradcheck(lambda z: loss_fn(z, target), scores)
-    assert torch.autograd.gradgradcheck(lambda z: loss_fn(z, target), scores)
-    loss = loss_fn(scores, target)
-    first, second = (torch.autograd.grad(loss, scores, retain_graph=True)[0].clone() for _ in range(2))
-    torch.testing.assert_close(first, second)
-    factors = torch.tensor([1.0, 2.0], dtype=torch.float64)
-    (many,) = torch.autograd.grad(loss, scores, factors, is_grads_batched=True)
-    torch.testing.assert_close(many, factors[:, None, None] * first)
+    one_like_any_other(loss_fn, scores, target)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from stepless.dispatch import FUSED_CPU, logger
 from stepless.kernels import plain_loss
 from stepless.steps import Linear, Step
 from stepless.tracing import differentiated, over_labels, straight_line
-from tests.twins import SMOOTH, TOLERANCE, agree, draw
+from tests.twins import SMOOTH, TOLERANCE, agree, draw, one_like_any_other
 
 TASKS = ("binary", "multilabel")
 SHAPES = {"binary": [(1,), (41,), (1271,), (7, 1), (3, 5, 4)], "multilabel": [(1, 1), (41, 3), (97, 31), (2, 3, 4, 5)]}
@@ -531,15 +531,7 @@ def test_many_counts_in_blocks_and_pixels(monkeypatch):
 @pytest.mark.usefixtures("no_batch_is_small")
 def test_the_counts_node_is_one_like_any_other():
     loss_fn, (scores, target) = sl.MetricLoss("f1", blend=0.2), draw((40,), torch.float64)
-    scores.requires_grad_()
-    assert torch.autograd.gradcheck(lambda z: loss_fn(z, target), scores)
-    assert torch.autograd.gradgradcheck(lambda z: loss_fn(z, target), scores)
-    loss = loss_fn(scores, target)
-    first, second = (torch.autograd.grad(loss, scores, retain_graph=True)[0].clone() for _ in range(2))
-    torch.testing.assert_close(first, second)
-    factors = torch.tensor([1.0, 2.0], dtype=torch.float64)
-    (many,) = torch.autograd.grad(loss, scores, factors, is_grads_batched=True)
-    torch.testing.assert_close(many, factors[:, None] * first)
+    one_like_any_other(loss_fn, scores, target)
 
 
 @pytest.mark.parametrize("settings", [{}, {"blend": 0.2}])

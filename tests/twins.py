@@ -36,3 +36,16 @@ def agree(loss_fn, scores, target, sample_weight=None, tolerance=None, way=FUSED
     torch.testing.assert_close(value, value_by_plain, rtol=tolerance, atol=tolerance, equal_nan=True)
     scale = max(gradient_by_plain.abs().max().item(), 1 / scores.numel())  # below this all is rounding
     torch.testing.assert_close(gradient, gradient_by_plain, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+def one_like_any_other(loss_fn, scores, target):
+    """A node of a float64 batch: differentiated once and twice, again where the graph is kept, and many at once."""
+    scores = scores.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: loss_fn(z, target), scores)
+    assert torch.autograd.gradgradcheck(lambda z: loss_fn(z, target), scores)
+    loss = loss_fn(scores, target)
+    first, second = (torch.autograd.grad(loss, scores, retain_graph=True)[0].clone() for _ in range(2))
+    torch.testing.assert_close(first, second)
+    factors = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    (many,) = torch.autograd.grad(loss, scores, factors, is_grads_batched=True)
+    torch.testing.assert_close(many, torch.stack([first, 2 * first]))

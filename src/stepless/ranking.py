@@ -371,11 +371,9 @@ def make_ranker(
         raise ValueError(f"metric {ranking.name!r} is always maximised; maximize= is for formulas of your own.")
     for name, value in settings.items():
         nothing = _WITHOUT_EFFECT[name]
-        if (
-            (value is not None)
-            if nothing is None
-            else value not in ((nothing, None) if name == "blend" else (nothing,))
-        ):
+        if name == "blend" and value is None:
+            continue
+        if (value is not None) if nothing is None else value != nothing:
             raise ValueError(_no_effect(ranking.name, name, value))
     if average is not None and task == "binary":
         raise ValueError(
