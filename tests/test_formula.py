@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 import stepless as sl
 from stepless import MetricLoss, formula
-from stepless.formula import parse, resolve
+from stepless.formula import resolve
+from stepless.formula_text import parse
 from stepless.metrics import METRICS
+from stepless.safe_counts import power
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Values
@@ -475,6 +477,84 @@ def metrics(monkeypatch):
     return METRICS
 
 
+SCALES = {"own": 1.0}
+
+
+def closure():
+    scale = 1.0
+
+    def change(value):
+        nonlocal scale
+        scale = value
+
+    return lambda tp, fp, fn, tn: tp / (tp + scale * fp + fn), change
+
+
+def module_variable():
+    return lambda tp, fp, fn, tn: tp / (tp + SCALES["own"] * fp + fn), lambda value: SCALES.update(own=value)
+
+
+def helper():
+    inner, change = closure()
+    return lambda tp, fp, fn, tn: 1 * inner(tp, fp, fn, tn), change
+
+
+def own_variable():
+    class Formula:
+        scale = 1.0
+
+        def __call__(self, tp, fp, fn, tn):
+            return tp / (tp + self.scale * fp + fn)
+
+    made = Formula()
+    return made, lambda value: setattr(made, "scale", value)
+
+
+@pytest.mark.parametrize("make", [closure, module_variable, helper, own_variable])
+@pytest.mark.parametrize("rows", [40, 9000])
+def test_a_formula_reads_its_variables_in_every_batch(make, rows):
+    function, change = make()
+    random = torch.Generator().manual_seed(0)
+    logits, target = torch.randn(rows, generator=random), (torch.rand(rows, generator=random) < 0.3).float()
+    loss_fn = MetricLoss(function)
+    assert "reads variables" in loss_fn.path_for(logits, target)
+    torch.testing.assert_close(loss_fn(logits, target), MetricLoss("tp / (tp + fp + fn)")(logits, target))
+    change(5.0)
+    torch.testing.assert_close(loss_fn(logits, target), MetricLoss("tp / (tp + 5*fp + fn)")(logits, target))
+    change(1.0)
+
+
+def test_a_registered_formula_reads_its_variables_in_every_batch(metrics):
+    function, change = closure()
+
+    @sl.metric(best=1.0)
+    def annealed(tp, fp, fn, tn):
+        return function(tp, fp, fn, tn)
+
+    logits, target = torch.tensor([2.0, -1.0, 0.5]), torch.tensor([1.0, 1.0, 0.0])
+    before = MetricLoss("annealed")(logits, target)
+    change(5.0)
+    assert MetricLoss("annealed")(logits, target) > before
+
+
+def test_a_formula_without_variables_is_fused():
+    def jaccard(tp, fp, fn, tn):
+        return sl.ratio(tp, tp + fp + fn)
+
+    for made in (jaccard, lambda tp, fp, fn, tn: 2 * jaccard(tp, fp, fn, tn), lambda tp, fp, fn, tn: tp / (tp + fp)):
+        assert MetricLoss(made).path_for(torch.zeros(2), torch.ones(2)) == "fused-cpu"
+
+
+def test_a_function_may_call_metrics_of_the_registry():
+    def mean(tp, fp, fn, tn):
+        return 0.5 * sl.METRICS["f1"](tp, fp, fn, tn) + 0.5 * sl.METRICS["f_beta"].bind(beta=2)(tp, fp, fn, tn)
+
+    scores, target = batch(3, 2, 1, 5)
+    expected = 0.5 * sl.score(scores, target, "f1") + 0.5 * sl.score(scores, target, "f_beta", beta=2)
+    assert sl.score(scores, target, mean) == pytest.approx(expected.item())
+    assert MetricLoss(mean)(torch.zeros(4, requires_grad=True), torch.zeros(4)).isfinite()
+
+
 def test_a_new_metric_is_registered(metrics):
     @sl.metric(best=0.0, greater_is_better=False, aliases=("overcall",), source="here")
     def alarm_share(tp, fp, fn, tn, *, price=1.0):
@@ -510,7 +590,7 @@ def test_a_count_alone_is_a_formula(name):
 
 def test_a_count_to_the_power_of_nothing():
     assert sl.score(torch.tensor([0.2, 0.8]), torch.tensor([0, 1]), lambda tp, fp, fn, tn: tp**0 + tp) == 2.0
-    assert formula._power(3, 0) == formula._power(3.0, 0) == formula._power(torch.tensor(3.0), 0) == 1.0
+    assert power(3, 0) == power(3.0, 0) == power(torch.tensor(3.0), 0) == 1.0
 
 
 @pytest.mark.parametrize(("text", "at"), [("5*fn + ", 7), ("tp/", 4), ("tp tp", 4)])

@@ -108,6 +108,19 @@ def test_what_differs_is_not_shared(pair):
     assert shared.saved == 0
 
 
+def weighing(miss):
+    return lambda tp, fp, fn, tn: tp / (tp + fp + miss * fn)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.float32, lambda miss: np.array([miss])[0]])
+def test_formulas_bound_to_other_values_are_not_shared(kind):
+    X, y = ROWS["binary"]
+    alone = booster(weighing(50), forms=("cost",)).fit(X, y)
+    with sl.shared_fits():
+        booster(weighing(kind(1)), forms=("cost",)).fit(X, y)
+        same(booster(weighing(kind(50)), forms=("cost",)).fit(X, y), alone, X)
+
+
 def test_other_rows_or_weights_are_not_shared():
     X, y = ROWS["binary"]
     with sl.shared_fits() as shared:

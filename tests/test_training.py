@@ -1,9 +1,10 @@
 """Training works: the papers' own first experiment, in a plain loop."""
 
+import decimal
 import functools
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -123,6 +124,7 @@ def test_the_checkpoint_of_other_networks_or_functions_is_refused(tmp_path, firs
 
 
 CODE = """
+import decimal
 import functools
 import torch
 from stepless.fingerprints import written
@@ -149,6 +151,30 @@ def test_code_is_the_same_in_every_process():
     assert " at 0x" not in found.pop()
 
 
+@dataclass
+class Weights:
+    miss: float
+
+
+class Slotted:
+    __slots__ = ("miss",)
+
+    def __init__(self, miss):
+        self.miss = miss
+
+
+COSTS = {"fp": 1, "fn": 2}
+
+
+def test_globals_are_part_of_what_a_function_computes(monkeypatch):
+    def formula(tp, fp, fn, tn):
+        return tp / (tp + COSTS["fp"] * fp + COSTS["fn"] * fn)
+
+    first = written(formula)
+    monkeypatch.setitem(COSTS, "fn", 50)
+    assert written(formula) != first
+
+
 def test_code_differs_where_something_else_is_computed():
     def with_default(x, k=1):
         return k * x
@@ -158,7 +184,9 @@ def test_code_differs_where_something_else_is_computed():
         for thing in (
             scaled(1), scaled(2), judged(1), with_default, functools.partial(with_default, k=2), Net, Net(),
             Net(None, 2), lambda: torch.tanh, lambda: torch.relu, lambda: ROWS, [scaled(3)], {"a": 1}, len,
-            torch.ones(2), {1},
+            torch.ones(2), {1}, {2}, scaled(np.int64(1)), scaled(np.int64(2)), scaled(np.float32(1)), scaled([1, 2]),
+            scaled([1, 3]), scaled(np.arange(2)), scaled(np.arange(3)), scaled(Weights(1)), scaled(Weights(2)),
+            scaled(Slotted(1)), scaled(Slotted(2)), scaled(decimal.Decimal(1)), scaled(decimal.Decimal(2)),
         )
     ]  # fmt: skip
     assert len(set(texts)) == len(texts)

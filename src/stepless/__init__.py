@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from stepless.constraints import Constraint as Constraint
     from stepless.estimator import MetricClassifier as MetricClassifier
     from stepless.folders import ModelFileError as ModelFileError
-    from stepless.formula import for_formulas
     from stepless.loading import load as load
     from stepless.loss import MetricLoss as MetricLoss
     from stepless.loss import metric_loss as metric_loss
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from stepless.ranking import RANKINGS as RANKINGS
     from stepless.ranking import Ranking as Ranking
     from stepless.registry import Metric as Metric
+    from stepless.safe_counts import for_formulas
     from stepless.schedules import Schedule as Schedule
     from stepless.scoring import score as score
     from stepless.sharing import shared_fits as shared_fits
@@ -111,7 +111,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _SAFE:
-        made = import_module("stepless.formula").for_formulas(getattr(import_module("stepless.numerics"), name))
+        made = import_module("stepless.safe_counts").for_formulas(getattr(import_module("stepless.numerics"), name))
     elif name in _NAMES or name in _EXTRAS:
         module = import_module(f"stepless.{_NAMES[name] if name in _NAMES else _EXTRAS[name][0]}")
         made = getattr(module, name, module)

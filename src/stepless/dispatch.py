@@ -20,13 +20,15 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from stepless.averaging import evaluate
+from stepless.captured import reads_variables
 from stepless.class_kernels import Classing, fused_class_sums
 from stepless.cross_entropy import Blending
 from stepless.few_classes import fused_class_loss
-from stepless.formula import TextFormula
+from stepless.formula_text import TextFormula
 from stepless.kernels import FEW, Deciding, Objective, differentiators, fused_counts, fused_loss, traces_classes
 from stepless.metrics import METRICS
 from stepless.registry import Metric
+from stepless.safe_counts import SafeFormula
 from stepless.scoring import Path
 from stepless.steps import Step
 from stepless.tasks import IGNORED_CLASS, Batch
@@ -261,26 +263,30 @@ def _objective(path: Path, metric: Metric, step: Step) -> Objective | str:
     if path.task == "multiclass" and metric.kind != "class":
         joint = None if metric.kind == "matrix" else _traced(metric, joint=True)
         if joint is None:
-            return "plain: the metric reads the whole confusion matrix, or cannot be traced"
+            return "plain: the metric reads the whole confusion matrix or variables, or cannot be traced"
         return Objective(step, path.cuts, *joint, labels=True, joint=True)
     several = path.task != "binary"
     if several and metric.marks_undefined:
         return "plain: undefined classes are left out of the mean"
     traced = _traced(metric, joint=False)
     if traced is None:
-        return "plain: the formula cannot be traced"
+        return "plain: the formula reads variables, or cannot be traced"
     return Objective(step, path.cuts, *traced, several, path.weight)
 
 
 def _traced(metric: Metric, *, joint: bool) -> _Traced | None:
     """The loss as a function of cells, and its derivatives; None where they cannot be traced.
 
-    A formula of the registry or of text is traced once for all losses. A function of the user's own may compute
-    something else the next time: it may use what it is not given.
+    A formula of the registry or of text is traced once for all losses. A function that reads variables is not traced:
+    it may compute something else in the next batch.
     """
-    registered = metric.name in METRICS and METRICS[metric.name].function is metric.function
-    trace = _trace_once if registered or isinstance(metric.function, TextFormula) else _trace
-    return trace(metric, joint)
+    function = metric.function
+    if isinstance(function, TextFormula):
+        return _trace_once(metric, joint)
+    if reads_variables(function.function if isinstance(function, SafeFormula) else function):
+        return None
+    registered = metric.name in METRICS and METRICS[metric.name].function is function
+    return (_trace_once if registered else _trace)(metric, joint)
 
 
 def _trace(metric: Metric, joint: bool) -> _Traced | None:

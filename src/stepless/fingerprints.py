@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+
+from stepless.captured import CODE, captured
 
 
 def fingerprint(texts: Iterable[str], data: Iterable[Tensor | NDArray[Any] | None]) -> str:
@@ -34,18 +38,17 @@ def fingerprint(texts: Iterable[str], data: Iterable[Tensor | NDArray[Any] | Non
     return found.hexdigest()
 
 
-#: Values that are the same in every process.
-_PLAIN = (str, bytes, bool, int, float, complex, tuple)
-
-
 def written(thing: Any, seen: dict[int, Any] | None = None) -> str:
     """A value or a piece of code as text.
 
-    Of a function that is what it computes, the values it is bound to, and what it uses of its own module; of what has
-    no code of Python's, the name. State other than plain values and code is left out: it may not be the same again.
+    Of a function that is what it computes, the values it is bound to, and what it uses of its own module; of an object
+    its class and what it holds; of what has no code of Python's, the name. Of a network's attributes only settings and
+    code are said: its weights need not be the same again.
     """
     if thing is None or isinstance(thing, str | bytes | bool | int | float | complex):
         return repr(thing)
+    if isinstance(thing, np.generic):
+        return f"{thing.dtype}({thing.item()!r})"
     seen = {} if seen is None else seen
     # equal constants may be one object or two, which differs between processes
     if not isinstance(thing, tuple | frozenset | CodeType):
@@ -55,7 +58,7 @@ def written(thing: Any, seen: dict[int, Any] | None = None) -> str:
     parts = next((parts for kind, parts in _PARTS.items() if isinstance(thing, kind)), _parts_of_object)
     texts = [written(part, seen) for part in parts(thing)]
     # the order of a set is another in every process
-    return f"{type(thing).__name__}({', '.join(sorted(texts) if isinstance(thing, frozenset) else texts)})"
+    return f"{type(thing).__name__}({', '.join(sorted(texts) if isinstance(thing, frozenset | set) else texts)})"
 
 
 def _parts_of_class(kind: type) -> Iterator[Any]:
@@ -66,27 +69,44 @@ def _parts_of_class(kind: type) -> Iterator[Any]:
 
 def _parts_of_object(thing: Any) -> Iterator[Any]:
     yield _name(thing)
-    if callable(thing):
-        yield type(thing)
-        state = getattr(thing, "__dict__", {})
-        yield from ((name, value) for name, value in state.items() if isinstance(value, _PLAIN) or callable(value))
+    if isinstance(thing, ModuleType):
+        return
+    yield type(thing)
+    state = {name: getattr(thing, name) for name in _slots(type(thing)) if hasattr(thing, name)}
+    state |= getattr(thing, "__dict__", {})
+    for name, value in state.items():
+        if not isinstance(thing, nn.Module) or isinstance(value, _SETTINGS) or callable(value):
+            yield name, value
+    if not state:  # it may hold something all the same, where Python does not look
+        with suppress(Exception):  # many kinds of error say that a thing cannot be pickled
+            yield pickle.dumps(thing)
+
+
+#: What of a network's attributes are settings: the same in every process.
+_SETTINGS = (str, bytes, bool, int, float, complex, tuple)
+
+
+def _slots(kind: type) -> Iterator[str]:
+    for part in kind.__mro__:
+        slots = vars(part).get("__slots__", ())
+        yield from (slots,) if isinstance(slots, str) else slots
+
+
+def _parts_of_array(values: NDArray[Any] | Tensor) -> Iterator[Any]:
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # which numpy has not
+    yield str(values.dtype)
+    yield values.shape
+    yield values.tolist() if values.dtype == object else hashlib.sha256(np.ascontiguousarray(values).data).hexdigest()
 
 
 def _bound(function: FunctionType) -> Iterator[Any]:
-    """The values that a function has beside its arguments: defaults, a closure, and globals."""
+    """The values that a function has beside its arguments: defaults, and what it reads around it."""
     yield from (function.__defaults__, function.__kwdefaults__)
-    cells = function.__closure__ or ()
-    yield from (cell.cell_contents for cell in cells if cell != CellType())
-    known = function.__globals__
-    for name in sorted(_names(function.__code__) & set(known)):
-        value = known[name]
-        if isinstance(value, _PLAIN) or getattr(value, "__module__", None) == function.__module__:
+    for name, value in captured(function):
+        if not isinstance(value, CODE) or getattr(value, "__module__", None) == function.__module__:
             yield name, value
-
-
-def _names(code: CodeType) -> set[str]:
-    """The names that code looks up, and code within it."""
-    return {*code.co_names}.union(*(_names(part) for part in code.co_consts if isinstance(part, CodeType)))
 
 
 def _name(thing: Any) -> str:
@@ -98,10 +118,11 @@ def _name(thing: Any) -> str:
 _PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     tuple: iter,
     frozenset: iter,
+    set: iter,
     list: iter,
     dict: dict.items,
-    Tensor: lambda values: (values.tolist(),),
-    np.ndarray: lambda values: (values.tolist(),),
+    Tensor: _parts_of_array,
+    np.ndarray: _parts_of_array,
     CodeType: lambda code: (code.co_code, code.co_names, code.co_varnames, code.co_consts),
     partial: lambda bound: (bound.func, bound.args, bound.keywords),
     MethodType: lambda method: (method.__func__, method.__self__),

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from stepless import ordering
-from stepless.formula import names
+from stepless.formula_text import names
 from stepless.metrics import METRICS
 from stepless.numerics import as_tuple, constant, is_whole, ratio
 from stepless.ordering import Ranked, rank

@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 
 from stepless.numerics import Array, as_tuple
+from stepless.safe_counts import are_safe, for_formulas
 
 #: What else a caller may have meant by an option that no metric has: the settings of the loss and of the score.
 SETTINGS = (
@@ -144,7 +145,11 @@ class Metric:
             object.__setattr__(self, "bounded", max(abs(self.best), abs(self.worst)) <= 1)
 
     def __call__(self, *counts: Array) -> Array:
-        return self.function(*counts, **dict(self.options))
+        if not are_safe(counts):
+            return self.function(*counts, **dict(self.options))
+        if self.kind != "class":
+            raise ValueError(f"{self.name} reads the counts of all classes, and a formula has those of one.")
+        return for_formulas(self.function)(*counts, **dict(self.options))
 
     @property
     def summary(self) -> str:
