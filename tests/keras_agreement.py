@@ -189,6 +189,16 @@ def training():
     assert abs(again.evaluate(X, y, verbose=0) - model.evaluate(X, y, verbose=0)) < 1e-6
 
 
+def certainty():
+    """Gradients stay finite where probabilities are small and their reciprocals too large for float32."""
+    for margin in (45, 60, 80, 90, 96):
+        logits, target, _ = batch("binary")
+        for metric in ("f1", "precision", "p4"):
+            loss_fn = MetricLoss(metric, from_logits=True)
+            for truth in (target, 0 * target):
+                assert np.isfinite(gradient(loss_fn, logits - margin, truth, None)).all(), (metric, margin)
+
+
 def weights_of_any_size():
     """Scores in half precision, whose weights would be 0 or infinity there."""
     logits, target, _ = batch("binary")
@@ -216,6 +226,6 @@ def configs():
 
 if __name__ == "__main__":
     checks = [values_and_gradients, shapes, masks, weights_of_pixels, masked_layers, weights_of_any_size, configs]
-    for check in checks if BACKEND == "numpy" else [*checks, partial_batches, training]:
+    for check in checks if BACKEND == "numpy" else [*checks, certainty, partial_batches, training]:
         check()
     print(f"all agree on {BACKEND}", file=sys.stdout)

@@ -198,6 +198,21 @@ def test_finite_for_every_step(step, task, case):
 
 
 @every_metric
+@every_task
+@pytest.mark.parametrize("extra", [{}, {"blend": 0.3}, {"subject_to": "precision >= 0.9"}], ids=str)
+def test_finite_on_the_way_to_certainty(name, task, extra):
+    """Between logits of −40 and −104 a probability is neither 0 nor large enough for its reciprocal in float32."""
+    logits, target = draw(task)
+    logits = logits.float()
+    for margin in (40, 60, 80, 86, 88, 90, 94, 98, 102):
+        far = torch.where(torch.arange(4) == 3, logits - margin, logits) if task == "multiclass" else logits - margin
+        for truth in (target, torch.zeros_like(target)):
+            loss, found = gradient(sl.MetricLoss(name, task=task, **extra), far, truth)
+            assert loss.isfinite(), margin
+            assert found.isfinite().all(), margin
+
+
+@every_metric
 def test_finite_with_zero_division_nan(name):
     if "zero_division" not in sl.METRICS[name].defaults:
         with pytest.raises(TypeError, match="no option 'zero_division'"):

@@ -19,6 +19,8 @@ TASKS = ("binary", "multiclass", "multilabel")
 STEPS = [name for name in sl.STEPS if name != "hard"]
 N, K = 24, 4
 TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
+#: Compiled for few calls.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @pytest.fixture
@@ -57,6 +59,21 @@ def assert_same(logits, target, metric, **settings):
         np.testing.assert_allclose(ours, theirs, **TOLERANCE)
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_gradients_are_finite_on_the_way_to_certainty(task):
+    """JAX's own derivative of a quotient squares the denominator, which float32 cannot hold from 1e-20 down."""
+    logits, target, _ = batch(task, dtype=np.float32)
+    margins = np.arange(30, 110, 4)
+    down = (np.arange(K) == K - 1) * 1.0 if task == "multiclass" else np.ones(1)
+
+    def losses(z):
+        return jnp.stack([metric_loss(z, truth, m, task=task) for m in sl.METRICS for truth in (target, 0 * target)])
+
+    scores = jnp.stack([(logits - margin * down).astype(np.float32) for margin in margins])
+    gradients = jax.jit(jax.vmap(jax.jacrev(losses)), compiler_options=QUICK)(scores)
+    assert jnp.isfinite(gradients).all()
+
+
 def assert_all_same(metrics, task, step, *, mixed):
     """Values and gradients of many metrics, compiled together; ``mixed``: one sum of the gradients, at odd shares."""
     logits, target, weight = batch(task)
@@ -70,8 +87,7 @@ def assert_all_same(metrics, task, step, *, mixed):
         values, pull = jax.vjp(losses, z)
         return values, pull(shares[0])[0][None] if mixed else jax.vmap(pull)(shares)[0]
 
-    quick = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    values, gradients = jax.jit(pulled_back, compiler_options=quick)(logits)
+    values, gradients = jax.jit(pulled_back, compiler_options=QUICK)(logits)
     expected = [of_torch(logits, target, metric, **settings) for metric in metrics]
     np.testing.assert_allclose(values, [value for value, _ in expected], **TOLERANCE)
     slopes = np.tensordot(shares, np.stack([slope for _, slope in expected]), 1)

@@ -112,9 +112,19 @@ class Terms:
     """The functions of an array library that formulas call."""
 
     @staticmethod
-    def not_equal(x: Term, value: float) -> Term:
-        """Whether a term is not 0."""
-        return Term("≠0", (x,))
+    def abs(x: Term) -> Term:
+        """No count is below 0."""
+        return x
+
+    @staticmethod
+    def less(x: Term, value: float) -> Term:
+        """Whether a term is next to nothing, which is printed as 0."""
+        return Term("=0", (x,))
+
+    @staticmethod
+    def logical_not(x: Term) -> Term:
+        """Whether it is something."""
+        return Term("≠0", x.parts)
 
     @staticmethod
     def greater(x: Term, value: float) -> Term:

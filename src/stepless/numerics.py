@@ -9,6 +9,7 @@ torch by its own functions, and for every other library from the few that all of
 from __future__ import annotations
 
 import math
+import operator
 from functools import lru_cache
 from numbers import Integral
 from typing import Any
@@ -17,6 +18,11 @@ import numpy as np
 import torch
 
 Array = Any  #: a tensor, an ndarray, a JAX array or a number; the formulas use operators only
+
+#: What is smaller than this is nothing. The counts of a class that no row has and none is given fall to 1e-38 in
+#: float32; their reciprocals overflow, and infinity times the slope of 0 that they meet is NaN. The same limit holds in
+#: every precision and library, so that all ways to a loss agree.
+NOTHING = 1e-35
 
 
 def namespace(x: Array) -> Any:
@@ -29,8 +35,11 @@ def namespace(x: Array) -> Any:
 
 
 def nonzero(x: Array) -> Array:
-    """Where ``x`` is not zero; NaN is not."""
-    return x != 0 if isinstance(x, int | float) else namespace(x).not_equal(x, 0)
+    """Where ``x`` is more, or less, than `NOTHING`; NaN counts as something, so that it stays visible."""
+    if isinstance(x, int | float):
+        return not -NOTHING < x < NOTHING
+    xp = namespace(x)
+    return xp.logical_not(xp.less(xp.abs(x), NOTHING))
 
 
 def ratio(numerator: Array, denominator: Array, zero_division: float = 0.0) -> Array:
@@ -42,23 +51,56 @@ def ratio(numerator: Array, denominator: Array, zero_division: float = 0.0) -> A
     defined = nonzero(denominator)
     if isinstance(defined, bool):
         return numerator / denominator if defined else zero_division + 0 * numerator
+    if _is_all(defined):
+        return numerator / denominator
     xp = namespace(defined)
-    return xp.where(defined, numerator / xp.where(defined, denominator, 1.0), zero_division)
+    divided = jax_quotient() if getattr(xp, "__name__", "") == "jax.numpy" else operator.truediv
+    return xp.where(defined, divided(numerator, xp.where(defined, denominator, 1.0)), zero_division)
+
+
+@lru_cache(maxsize=1)
+def jax_quotient() -> Any:
+    """Division in JAX with a derivative that does not square the denominator, as its own has: 1e-20² is 0."""
+    import jax  # noqa: PLC0415 - who has a JAX array has JAX
+    from jax import numpy as jnp  # noqa: PLC0415
+
+    @jax.custom_jvp
+    def quotient(a: Any, b: Any) -> Any:
+        return a / b
+
+    @quotient.defjvp
+    def derivative(given: Any, changes: Any) -> Any:
+        (_, b), (da, db) = given, changes
+        result = quotient(*given)
+        return result, quotient(da - result * db, b)
+
+    def divided(a: Any, b: Any) -> Any:
+        a, b = jnp.broadcast_arrays(a, b)  # what JAX differentiates has one shape and type
+        dtype = jnp.result_type(a, b, float)
+        return quotient(a.astype(dtype), b.astype(dtype))
+
+    return divided
+
+
+def _is_all(mask: Array) -> bool:
+    """Whether a mask of numpy's is true throughout. Of other libraries' nothing is read: that might wait, or trace."""
+    return isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and bool(mask.all())
 
 
 def root(x: Array, degree: float = 2.0) -> Array:
-    """``x ** (1 / degree)`` for ``x > 0``; 0 (and a zero gradient, not an infinite one) elsewhere.
+    """``x ** (1 / degree)`` above `NOTHING`; 0 (and a zero gradient, not an infinite one) elsewhere.
 
     >>> root(torch.tensor([9.0, 0.0]))
     tensor([3., 0.])
     """
     if isinstance(x, int | float):
-        return float(x) ** (1.0 / degree) if x > 0 else 0.0 * x
+        return float(x) ** (1.0 / degree) if x > NOTHING else 0.0 * x
     xp = namespace(x)
-    positive = xp.greater(x, 0)
-    base = xp.where(positive, x, 1.0)
+    positive = xp.greater(x, NOTHING)
+    whole = _is_all(positive)
+    base = x if whole else xp.where(positive, x, 1.0)
     power = xp.sqrt(base) if degree == 2 else base ** (1.0 / degree)
-    return xp.where(positive, power, 0.0 * x)  # 0 · x, so that NaN stays NaN
+    return power if whole else xp.where(positive, power, 0.0 * x)  # 0 · x, so that NaN stays NaN
 
 
 def product(x: Array) -> Array:
@@ -214,6 +256,14 @@ def constant(values: Any, like: Array, dtype: Any = None) -> Array:
 @torch.inference_mode(False)  # a constant made for an evaluation may be wanted for training
 def _kept_constant(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype, device=device)
+
+
+def check_unmasked(values: Any, name: str) -> None:
+    """Raise for an array of numpy's that hides entries, which everything else would count."""
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        raise TypeError(
+            f"{name} must be a plain array; it has masked entries, which would be counted as they are. Leave them out."
+        )
 
 
 def is_whole(value: Any) -> bool:

@@ -129,9 +129,19 @@ class Symbols:
         return _each(_where, condition, yes, no)
 
     @staticmethod
-    def not_equal(x: Any, value: float) -> Any:
-        """Whether ``x`` differs from a number."""
-        return _each(lambda s: s != value, x)
+    def less(x: Any, value: float) -> Any:
+        """Whether ``x`` is below a number."""
+        return _each(lambda s: s < value, x)
+
+    @staticmethod
+    def logical_not(x: Any) -> Any:
+        """Whether it does not hold."""
+        return _each(lambda s: 1.0 - s, x)
+
+    @staticmethod
+    def abs(x: Any) -> Any:
+        """The distance from 0."""
+        return _each(abs, x)
 
     @staticmethod
     def greater(x: Any, value: float) -> Any:

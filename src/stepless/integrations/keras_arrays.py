@@ -13,6 +13,11 @@ import keras
 import numpy as np
 from keras import ops
 
+from stepless.numerics import jax_quotient
+
+#: JAX's own derivative of a quotient squares the denominator, which may be as small as 1e-35.
+_divide = jax_quotient() if keras.backend.backend() == "jax" else ops.true_divide
+
 
 class KerasArray:
     """A tensor of any Keras backend, as an array.
@@ -78,7 +83,7 @@ class KerasArray:
         return KerasArray(ops.subtract(_plain(other), self.value))
 
     def __rtruediv__(self, other: Any) -> KerasArray:
-        return KerasArray(ops.true_divide(_plain(other), self.value))
+        return KerasArray(_divide(_plain(other), self.value))
 
     sum, mean, max, any = (
         lambda self, axis=None, _of=function: KerasArray(_of(self.value, axis=axis))
@@ -91,7 +96,7 @@ class KerasArray:
     __add__, __sub__, __mul__, __truediv__, __pow__, __matmul__, __and__ = (
         lambda self, other, _of=function: KerasArray(_of(self.value, _plain(other)))
         for function in (
-            ops.add, ops.subtract, ops.multiply, ops.true_divide, ops.power, ops.matmul, ops.logical_and,
+            ops.add, ops.subtract, ops.multiply, _divide, ops.power, ops.matmul, ops.logical_and,
         )
     )  # fmt: skip
     __lt__, __le__, __gt__, __ge__, __eq__, __ne__ = (  # type: ignore[assignment]
