@@ -69,6 +69,15 @@ def test_a_step_down_the_gradient_improves_the_score(metric, maximize):
     assert loss_fn(scores - 0.1 * grad.sign(), TARGET) < loss_fn(scores, TARGET)
 
 
+@pytest.mark.parametrize("bound", ["precision >= 0.9", "fpr <= 0.01"])
+def test_constraints_take_infinite_logits(bound):
+    logits = torch.tensor([math.inf, -2.0, 1.0, -math.inf, math.inf], requires_grad=True)
+    loss = MetricLoss("recall", subject_to=bound)(logits, torch.tensor([1.0, 0, 1, 0, 0]))
+    loss.backward()
+    assert loss.isfinite()
+    assert logits.grad.isfinite().all()
+
+
 def test_the_loss_is_a_function_of_sums_that_add():
     for task, (scores, target) in BATCHES.items():
         loss_fn = MetricLoss("f1", task=task, blend=0.3, subject_to="precision >= 0.9")

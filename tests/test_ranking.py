@@ -126,12 +126,14 @@ def midpoint(s, weight, cut):
     return (cut + lower.max().item()) / 2 if len(lower) else cut
 
 
-def cut_of_precision(s, pos, neg, precision):
+def cut_of_precision(s, pos, neg, precision, margin):
     cuts = sorted(set(s[(pos + neg) > 0].tolist()), reverse=True)
     counts = [(pos[s >= c].sum().item(), (pos + neg)[s >= c].sum().item(), c) for c in cuts]
     kept = [(tp, c) for tp, mass, c in counts if tp / mass >= precision]
     best = max(kept)[1] if kept else max((tp / mass, c) for tp, mass, c in counts)[1]
-    return midpoint(s, pos + neg, best)
+    middle = midpoint(s, pos + neg, best)
+    following = 2 * middle - best
+    return min(middle, following + margin / 2) if kept else max(middle, best - margin / 2)
 
 
 def cut_of_k(s, pos, neg, k):
@@ -167,7 +169,9 @@ TWINS = {
     ),
     "partial_auroc": lambda s, p, n: damped_twin(s, p, highest(s.detach(), n, 0.3), M["partial_auroc"], C),
     "recall_at_precision": lambda s, p, n: (
-        across_twin(s, p, n, cut_of_precision(s.detach(), p, n, 0.6), M["recall_at_precision"]) / p.sum()
+        across_twin(
+            s, p, n, cut_of_precision(s.detach(), p, n, 0.6, M["recall_at_precision"]), M["recall_at_precision"]
+        ) / p.sum()
     ),
     "precision_at_k": lambda s, p, n: (
         across_twin(s, p, n, cut_of_k(s.detach(), p, n, 7), M["precision_at_k"]) / 7
@@ -181,8 +185,10 @@ TWINS = {
 @every_loss
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("weighted", [False, True])
-def test_value_and_gradient_equal_the_twin(name, seed, weighted):
+@pytest.mark.parametrize("spread", [1, 10])
+def test_value_and_gradient_equal_the_twin(name, seed, weighted, spread):
     scores, target, weight = draw(seed=seed)
+    scores = spread * scores
     weight = weight if weighted else torch.ones_like(weight)
     loss, found = gradient(LOSSES[name](), scores, target, weight if weighted else None)
     expected, wanted = gradient(lambda s: TWINS[name](s, weight * target, weight * (1 - target)), scores)
@@ -205,10 +211,10 @@ def test_gradcheck(name):
     """The losses at one cut hold it, and the weights of its two sides, still: gradcheck the twin that does so too."""
     scores, target, _ = draw(25, ties=False)
     if name in ("recall_at_precision", "precision_at_k"):
-        cut = cut_of_precision(scores, target, 1 - target, 0.6) if "recall" in name else cut_of_k(
+        m = M[name]
+        cut = cut_of_precision(scores, target, 1 - target, 0.6, m) if "recall" in name else cut_of_k(
             scores, target, 1 - target, 7
         )  # fmt: skip
-        m = M[name]
         slopes = ((target * slope(scores - cut, m)).sum(), ((1 - target) * slope(cut - scores, m)).sum())
         held = partial(across_twin, pos=target, neg=1 - target, theta=cut, margin=m, slopes=slopes)
         assert gradcheck(held, scores.requires_grad_())
@@ -227,6 +233,18 @@ def test_hinge_sums(points, queries, power):
     t = torch.tensor(queries, dtype=torch.float64) / 2
     expected = (weight * (t[:, None] - knots).clamp(min=0) ** power).sum(-1)
     torch.testing.assert_close(HingeSums(knots.contiguous(), weight.contiguous(), power)(t), expected)
+
+
+@pytest.mark.parametrize("name", ["recall_at_precision", "precision_at_k"])
+@pytest.mark.parametrize("spread", [1.0, 6.0, 40.0])
+def test_what_is_not_best_has_a_gradient_however_far_scores_are_apart(name, spread):
+    loss_fn = sl.MetricLoss(name, **{"recall_at_precision": {"precision": 0.9}, "precision_at_k": {"k": 5}}[name])
+    for seed in range(40):
+        random = torch.Generator().manual_seed(seed)
+        target = torch.zeros(32).index_fill(0, torch.randperm(32, generator=random)[:9], 1.0)
+        scores = spread * torch.randn(32, generator=random) + target
+        _, found = gradient(loss_fn, scores, target)
+        assert found.abs().max() > 0 or loss_fn.score(scores, target) == 1, seed
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])

@@ -6,14 +6,12 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from stepless.formula import resolve
 from stepless.metrics import METRICS
-from stepless.numerics import Array, logit, namespace
+from stepless.numerics import Array
 from stepless.ranking import find_ranking
 from stepless.registry import Metric
-from stepless.steps import Promise, Step, Threshold
 
 _FORM = re.compile(r"^(?P<metric>[^<>=]+?)\s*(?P<sign>>=|<=)\s*(?P<bound>[-+.\deE]+)$", re.DOTALL)
 
@@ -34,30 +32,6 @@ class Constraint:
         options = ", ".join(f"{name}={value}" for name, value in self.metric.options)
         name = f"{self.metric.name}({options})" if options else self.metric.name
         return f"{name} {'>=' if self.at_least else '<='} {self.bound:.12g}"
-
-
-@dataclass(frozen=True)
-class FarReaching(Step):
-    """½ + ½·m/(1 + |m|) of m = logit p − logit τ: it falls off so slowly that no row is beyond its reach.
-
-    A poor stand-in for a decision, so it is not among `stepless.STEPS`: a constraint pulls with it what a steeper step
-    has let go.
-
-    >>> import torch
-    >>> FarReaching()(torch.tensor([0.0, 0.5, 0.9]), 0.5)
-    tensor([0.0000, 0.5000, 0.8436])
-    """
-
-    promises: ClassVar[frozenset[Promise]] = frozenset({Promise.HALF, Promise.ENDS})
-
-    def __call__(self, p: Array, tau: Threshold) -> Array:
-        xp = namespace(p)
-        inside = (p >= xp.finfo(p.dtype).tiny) & (p < 1)
-        return xp.where(inside, self.from_logits(logit(xp.where(inside, p, 0.5)), tau), p)
-
-    def from_logits(self, z: Array, tau: Threshold) -> Array:
-        margin = z - logit(tau)
-        return 0.5 + 0.5 * margin / (1 + abs(margin))
 
 
 def parse_constraints(subject_to: str | Constraint | Sequence[str | Constraint] | None) -> tuple[Constraint, ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from numbers import Real
+from typing import Any, NamedTuple
 
 import torch
 
 from stepless.confusion import sum_rows
 from stepless.numerics import Array, cast, log_softmax, namespace, ratio, softplus
+from stepless.schedules import Schedule
 from stepless.tasks import Batch, Task
 
 #: The floor of a logarithm of a probability, as in ``F.binary_cross_entropy``.
@@ -31,6 +33,27 @@ class Blending(NamedTuple):
     def applies(self, task: Task, scores: Array) -> bool:
         """Whether cross-entropy has a part in the loss of these scores."""
         return (self.moves or self.share > 0) and (task != "multiclass" or scores.shape[1] >= self.fewest)
+
+    def check_kind(self, kind: str) -> str:
+        """The kind of cross-entropy, ``"plain"`` or ``"balanced"``, which must have an effect."""
+        if kind not in ("plain", "balanced"):
+            raise ValueError(f'cross_entropy must be "plain" or "balanced"; got {kind!r}.')
+        if kind != "plain" and not self.share and not self.moves:
+            raise ValueError(f"cross_entropy={kind!r} has no effect without a blend; pass blend= or a schedule.")
+        return kind
+
+
+def asked_blending(blend: Any, schedule: Any) -> Blending:
+    """The part of cross-entropy that a user asks for."""
+    share = 0.0 if blend is None else blend
+    if not isinstance(share, Real) or not 0 <= float(share) <= 1:
+        raise ValueError(f"blend is the share of cross-entropy in the loss, a number in [0, 1]; got {blend!r}.")
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise TypeError(f"schedule must be a stepless.Schedule; got {schedule!r}.")
+    moves = schedule is not None and schedule.blend is not None
+    if share and moves:
+        raise ValueError("blend and a schedule's blend are two answers to one question; give one of them.")
+    return Blending(float(share), moves)
 
 
 def cross_entropy_sums(batch: Batch, task: Task) -> Array:

@@ -13,19 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stepless.constraints import FarReaching, parse_constraints
-from stepless.cross_entropy import Blending, cross_entropy_sums, mean_cross_entropy
+from stepless.constraints import parse_constraints
+from stepless.cross_entropy import Blending, asked_blending, cross_entropy_sums, mean_cross_entropy
 from stepless.dispatch import FUSED_CPU, TRITON_CLASSES, TRITON_COUNTS, TRITON_DECISIONS, Dispatcher
 from stepless.distributed import Gradients, make_reducer, world_size
 from stepless.formula import resolve
 from stepless.memory import Memory, recall
 from stepless.metrics import METRICS
+from stepless.multipliers import FarReaching, grow, pull, relative_excess
 from stepless.ranking import Ranking, Rows, find_ranking, make_ranker
 from stepless.registry import Metric
 from stepless.schedules import Schedule
 from stepless.scoring import Path, check_trainable, make_path
 from stepless.state import State
-from stepless.steps import STEPS, Hard, Linear, Step
+from stepless.steps import Hard, Linear, Step, trainable_step
 from stepless.tasks import Batch, check_classes, check_values
 
 #: Chosen by measurement; see benchmarks/defaults.
@@ -34,12 +35,6 @@ DEFAULT_STEP = Linear(delta=0.1)
 #: has next to no gradient. Chosen by measurement: docs/contest.md says how.
 CLASSES_BLEND = Blending(share=0.5, fewest=3)
 
-#: A constraint's multiplier grows by this times the violation in each training batch, up to the cap.
-_MULTIPLIER_RATE, _MULTIPLIER_CAP = 1.0, 100.0
-#: A constraint pulls until it holds by this much, so that the last step does not end a sample short of it.
-_MARGIN = 0.01
-#: How hard it pulls what is far from the threshold, times how hard it pulls what is near.
-_FAR = 2.0
 _PATIENCE = 100  # forwards of a scheduled loss without advance() before it warns
 
 
@@ -131,6 +126,11 @@ class MetricLoss(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        if find_ranking(metric) is not None:
+            raise TypeError(
+                f"a class made of MetricLoss trains on metrics of counts, and {metric!r} ranks samples; call"
+                f" stepless.MetricLoss({metric!r}) itself."
+            )
         self.metric = resolve(metric, maximize=maximize, **options)
         self.constraints = parse_constraints(subject_to)
         self.metrics = (self.metric, *(constraint.metric for constraint in self.constraints))
@@ -143,11 +143,11 @@ class MetricLoss(nn.Module):
             raise ValueError(
                 'average="none" gives one score a class, but a loss is one number; use it with stepless.score.'
             )
-        self.step = make_step(step)
+        self.step = DEFAULT_STEP if step is None else trainable_step(step)
         unsaid = blend is None and step is None and schedule is None and task == "multiclass"
         # beside a price or a number of rows nobody can say how much cross-entropy would weigh
-        self.blending = CLASSES_BLEND if unsaid and self.metric.bounded else _make_blending(blend, schedule)
-        self.cross_entropy = _check_cross_entropy(cross_entropy, self.blending)
+        self.blending = CLASSES_BLEND if unsaid and self.metric.bounded else asked_blending(blend, schedule)
+        self.cross_entropy = self.blending.check_kind(cross_entropy)
         self.schedule = schedule
         if schedule is not None and schedule.sharpness is not None:
             self.step.sharpened(1.0)  # a step without sharpness says so now
@@ -303,18 +303,8 @@ class MetricLoss(nn.Module):
             loss = (1 - share) * loss + share * entropy
         if not self.constraints:
             return loss
-        for hard, near, far, multiplier in zip(
-            self._violations(state["hard"].detach()),
-            self._violations(state["soft"]),
-            self._violations(state["far"]),
-            self.multipliers.clone(),
-            strict=True,
-        ):
-            # The value and the activity come from the decisions themselves, the direction from smooth counts: those of
-            # the loss, and those of a step that reaches rows of which the loss has made a network wrongly sure.
-            pull = near + _FAR * far
-            loss = loss + multiplier.to(loss.dtype) * (hard.clamp(min=0) + (hard > -_MARGIN) * (pull - pull.detach()))
-        return loss
+        hard, near, far = (self._excess(sums) for sums in (state["hard"].detach(), state["soft"], state["far"]))
+        return loss + pull(self.multipliers.to(loss.dtype), hard, near, far)
 
     def _fuse(self) -> None:
         """Settle which ways there are from scores to loss; where the making itself is compiled, torch fuses them."""
@@ -395,13 +385,9 @@ class MetricLoss(nn.Module):
             return self.step
         return self.step.sharpened(self.schedule.at(self.progress, "sharpness"))
 
-    def _violations(self, sums: Tensor) -> list[Tensor]:
-        """How far each constraint is from its bound, as a share of what is above 1: a formula may count rows."""
-        _, *held = self.path.scores(sums, self.metrics)
-        return [
-            constraint.violation(value) / value.detach().abs().clamp(min=max(1.0, abs(constraint.bound)))
-            for constraint, value in zip(self.constraints, held, strict=True)
-        ]
+    def _excess(self, sums: Tensor) -> Tensor:
+        """How far each constraint is from its bound, by these counts."""
+        return relative_excess(self.constraints, self.path.scores(sums, self.metrics)[1:])
 
     def _syncs(self) -> bool:
         """Whether ranks share this batch: in training where several run, in evaluation only if asked."""
@@ -415,13 +401,11 @@ class MetricLoss(nn.Module):
             self.remembered = self.memory.keep(self.remembered, present)
         if self.constraints:
             with torch.no_grad():
-                violation = torch.stack(self._violations(state["hard"].detach())).to(self.multipliers.dtype)
-                if self.multipliers.device != violation.device:  # moved once: every later copy would make the host wait
-                    self.multipliers = self.multipliers.to(violation.device)
+                excess = self._excess(state["hard"].detach()).to(self.multipliers.dtype)
+                if self.multipliers.device != excess.device:  # moved once: every later copy would make the host wait
+                    self.multipliers = self.multipliers.to(excess.device)
                 # a batch of NaN, as autocast may bring, says nothing of the constraint: its decisions are all no
-                breaks = (violation > 0) & present.vector.isfinite().all()
-                growth = torch.where(breaks, _MULTIPLIER_RATE * violation, 0.0)
-                grown = (self.multipliers + growth).clamp(max=_MULTIPLIER_CAP)
+                grown = grow(self.multipliers, torch.where(present.vector.isfinite().all(), excess, 0.0))
             if torch.compiler.is_compiling():
                 self.multipliers = grown  # a compiled backward would read the buffer after a change in place
             else:
@@ -512,44 +496,6 @@ class RankingLoss(MetricLoss):
     def extra_repr(self) -> str:
         """The settings that differ from the defaults."""
         return self.ranker.settings()
-
-
-def make_step(step: Step | str | None) -> Step:
-    """A step from a step, its name, or nothing (the default one); `Hard` is refused, because it cannot train."""
-    if step is None:
-        return DEFAULT_STEP
-    if isinstance(step, str):
-        if step not in STEPS:
-            raise ValueError(STEPS.unknown(step))
-        step = STEPS[step]()
-    if not isinstance(step, Step):
-        raise TypeError(f"step must be a stepless step such as Linear(delta=0.1), or its name; got {step!r}.")
-    if isinstance(step, Hard):
-        raise ValueError(
-            "the Hard step has no gradient, so nothing can be learned through it; use stepless.score to evaluate."
-        )
-    return step
-
-
-def _make_blending(blend: Any, schedule: Any) -> Blending:
-    """The part of cross-entropy that was asked for."""
-    share = 0.0 if blend is None else blend
-    if not isinstance(share, Real) or not 0 <= float(share) <= 1:
-        raise ValueError(f"blend is the share of cross-entropy in the loss, a number in [0, 1]; got {blend!r}.")
-    if schedule is not None and not isinstance(schedule, Schedule):
-        raise TypeError(f"schedule must be a stepless.Schedule; got {schedule!r}.")
-    moves = schedule is not None and schedule.blend is not None
-    if share and moves:
-        raise ValueError("blend and a schedule's blend are two answers to one question; give one of them.")
-    return Blending(float(share), moves)
-
-
-def _check_cross_entropy(kind: str, blending: Blending) -> str:
-    if kind not in ("plain", "balanced"):
-        raise ValueError(f'cross_entropy must be "plain" or "balanced"; got {kind!r}.')
-    if kind != "plain" and not blending.share and not blending.moves:
-        raise ValueError(f"cross_entropy={kind!r} has no effect without a blend; pass blend= or a schedule.")
-    return kind
 
 
 def _full_precision(input: Tensor) -> Any:

@@ -312,15 +312,14 @@ def precision_at_k(ranked: Ranked, *, k: int) -> Tensor:
     return torch.where(size != 0, ratio(tp, size), math.nan).squeeze(-1)
 
 
-def across_cut(ranked: Ranked, mass: Tensor, margin: float) -> Tensor:
+def across_cut(ranked: Ranked, theta: Tensor, margin: float) -> Tensor:
     """What positives lack above a cut and negatives lack below it: the loss of the metrics that cut a ranking once.
 
     (S₋ · A + S₊ · B) / (S₊ + S₋) with A = Σ₊ w φ(s − θ), B = Σ₋ w φ(θ − s), S₊ = Σ₊ w |φ'(s − θ)| and
-    S₋ = Σ₋ w |φ'(θ − s)|. The cut θ, between the samples of which ``mass`` is the weight and the next, and the sums S
-    are not differentiated. The weights S make the gradient of a common shift of all scores 0, because the cut would
-    shift with them: a positive is moved up by as much as negatives can be moved down, and the other way round.
+    S₋ = Σ₋ w |φ'(θ − s)|. The cut θ (``theta`` is its depth) and the sums S are not differentiated. The weights S make
+    the gradient of a common shift of all scores 0, because the cut would shift with them: a positive is moved up by as
+    much as negatives can be moved down, and the other way round.
     """
-    theta = _cut_below(ranked, mass)
     rise, fall = theta - ranked.depth, ranked.depth - theta  # s − θ of the positives, θ − s of the negatives
     lacking = [(ranked.positive * huber(rise, margin)).sum(-1), (ranked.negative * huber(fall, margin)).sum(-1)]
     slopes = [
@@ -331,32 +330,40 @@ def across_cut(ranked: Ranked, mass: Tensor, margin: float) -> Tensor:
 
 
 @torch.no_grad()
-def _cut_below(ranked: Ranked, mass: Tensor) -> Tensor:
-    """Minus the midpoint of the last score among the highest samples of weight ``mass (…, 1)`` and the next lower."""
+def _around_cut(ranked: Ranked, mass: Tensor) -> tuple[Tensor, Tensor]:
+    """The depths of the last of the highest samples, of weight ``mass (…, 1)``, and of the next lower one."""
     through = ranked.mass
     # not the next index: samples that weigh nothing must not move the cut
     ends = [torch.searchsorted(through, mass, right=right) for right in (False, True)]
     last = ends[0].clamp(max=through.shape[-1] - 1)
     following = torch.where(ends[1] < through.shape[-1], ends[1], last)
-    return (ranked.depth.gather(-1, last) + ranked.depth.gather(-1, following)) / 2
+    return ranked.depth.gather(-1, last), ranked.depth.gather(-1, following)
 
 
 def cut_at_precision(ranked: Ranked, *, precision: float, margin: float = 2.0) -> Tensor:
     """Recall at a precision: the loss `across_cut` of the lowest cut that keeps the precision, per unit of positives.
 
     The cut is the one of greatest recall among those with at least this precision; where there is none, the cut of
-    greatest precision.
+    greatest precision. It lies midway to the next score, but no more than half a margin from where something can be
+    changed: from the negatives that come next, which positives below have to pass; or, where the precision is not
+    reached, from the positive that comes last, which has to pass negatives above.
     """
     positives = ranked.positive.sum(-1)
     with torch.no_grad():
         tp, mass = ranked.curve()[0], ranked.mass.gather(-1, ranked.ties()[1])
-        reached = ratio(tp, mass)
-        merit = torch.where(_reached(reached, precision), 1 + ratio(tp, positives.unsqueeze(-1)), reached)
-        mass = mass.gather(-1, merit.argmax(-1, keepdim=True))
-    return ratio(across_cut(ranked, mass, margin), positives)
+        found = ratio(tp, mass)
+        enough = _reached(found, precision)
+        best = torch.where(enough, 1 + ratio(tp, positives.unsqueeze(-1)), found).argmax(-1, keepdim=True)
+        last, following = _around_cut(ranked, mass.gather(-1, best))
+        middle = (last + following) / 2
+        near = torch.where(
+            enough.gather(-1, best), middle.maximum(following - margin / 2), middle.minimum(last + margin / 2)
+        )
+    return ratio(across_cut(ranked, near, margin), positives)
 
 
 def cut_at_k(ranked: Ranked, *, k: int, margin: float = 2.0) -> Tensor:
     """Precision of the k highest: the loss `across_cut` of the cut below the k highest, divided by k."""
     mass = torch.full_like(ranked.depth[..., :1], k)
-    return across_cut(ranked, mass, margin) / k
+    last, following = _around_cut(ranked, mass)
+    return across_cut(ranked, (last + following) / 2, margin) / k

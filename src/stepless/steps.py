@@ -397,3 +397,18 @@ for _name, _step in {
     "logit_sigmoid": LogitSigmoid,
 }.items():
     STEPS.add(_name, _step)
+
+
+def trainable_step(step: Step | str) -> Step:
+    """A step from a step or its name; `Hard` is refused, because it cannot train."""
+    if isinstance(step, str):
+        if step not in STEPS:
+            raise ValueError(STEPS.unknown(step))
+        step = STEPS[step]()
+    if not isinstance(step, Step):
+        raise TypeError(f"step must be a stepless step such as Linear(delta=0.1), or its name; got {step!r}.")
+    if isinstance(step, Hard):
+        raise ValueError(
+            "the Hard step has no gradient, so nothing can be learned through it; use stepless.score to evaluate."
+        )
+    return step
