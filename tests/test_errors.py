@@ -34,6 +34,10 @@ def own_f1(tp, fp, fn, tn):
     return sl.ratio(2 * tp, 2 * tp + fp + fn)
 
 
+class OwnLoss(MetricLoss):
+    pass
+
+
 SETTINGS = {
     # metric
     "metric misspelt": (build("precison"), ValueError, "unknown metric 'precison'; did you mean 'precision'"),
@@ -48,6 +52,13 @@ SETTINGS = {
     "an alias that is a text": (lambda: sl.metric(best=1.0, aliases="zq")(own_f1), TypeError, "aliases must be a seq"),
     "mixed entries": (
         build(lambda tp, fp, fn, tn: torch.cumsum(tp, -1)), ValueError, "must treat each entry of .* by itself",
+    ),
+    "a metric of all classes in a function": (
+        formula(lambda tp, fp, fn, tn: sl.METRICS["mcc"](tp, fp, fn, tn) / 2), ValueError,
+        "mcc reads the counts of all classes, and a formula has those of one",
+    ),
+    "a ranking of one's own class": (
+        lambda: OwnLoss("auroc"), TypeError, "trains on metrics of counts, and 'auroc' ranks samples; call",
     ),
     "costs as a number": (build("cost", costs=5), ValueError, "costs must be K×K for K classes"),
     "costs as text": (build("cost", costs=[["a", "b"], ["c", "d"]]), ValueError, "costs must be finite"),
@@ -420,6 +431,20 @@ def test_training_needs_tensors(batch, sentence):
 def test_evaluation_needs_numbers(scores):
     with pytest.raises(EITHER, match="input must "):
         sl.score(scores, [1, 0], "f1")
+
+
+@pytest.mark.parametrize("read", [sl.score, sl.tune_threshold])
+def test_masked_entries_are_not_counted(read):
+    masked = np.ma.array([2.0, -1.0, 0.5, -3.0], mask=[0, 0, 0, 1])
+    with pytest.raises(TypeError, match="must be a plain array; it has masked entries, which would be counted"):
+        read(masked, [1, 1, 0, 0], "f1")
+    read(np.ma.array(masked.data), [1, 1, 0, 0], "f1")  # none of these is
+
+
+@pytest.mark.parametrize("kind", [">f8", ">f4", np.longdouble])
+def test_numbers_of_other_machines_are_read(kind):
+    scores, target = np.array([2.0, -1.0, 0.5, -3.0]).astype(kind), np.array([1, 1, 0, 0]).astype(">i4")
+    assert sl.score(scores, target, "f1") == 0.5
 
 
 @pytest.mark.parametrize("costs", [[0, 1], [[0, 1]], [[0, 1, 2], [1, 0, 2]], "01"])

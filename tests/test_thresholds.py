@@ -115,6 +115,19 @@ def test_the_sweep_equals_scikit_learn(draw):
     assert [c[0] for c in swept.counts] == [0, 0, tp[-1], fp[-1]]  # nobody, which scikit-learn leaves out
 
 
+@pytest.mark.parametrize("metric", sl.METRICS)
+@pytest.mark.parametrize("subject_to", [None, "recall >= 0.3"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cuts_are_scored_in_parts(monkeypatch, metric, subject_to, weighted):
+    """Many scores are gone through part by part; where the parts end makes no difference."""
+    rng = np.random.default_rng(0)
+    target = rng.random(200) < 0.3
+    scores, weight = np.round(rng.normal(target, 1.0), 1), rng.integers(1, 4, 200) if weighted else None
+    whole = sl.tune_threshold(scores, target, metric, subject_to, weight)
+    monkeypatch.setattr("stepless.sweep._PART", 7)
+    assert sl.tune_threshold(scores, target, metric, subject_to, weight) == whole
+
+
 def test_the_threshold_is_midway_to_the_next_lower_score():
     assert sl.tune_threshold([1.0, 2.0, 4.0, 9.0], [0, 0, 1, 1], "f1").threshold == 3.0
 

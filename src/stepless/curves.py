@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepless.counts import Counts
 from stepless.formula import resolve
 from stepless.metrics import METRICS
 from stepless.registry import Metric
@@ -180,7 +179,7 @@ def net_benefit_curve(scores: Any, target: Any, sample_weight: Any = None, *, th
     everybody = np.full(len(points), len(swept.scores))
 
     def benefit(chosen: Any) -> Floats:
-        counts = Counts(*(cell[chosen] for cell in swept.counts))
+        counts = swept.at(chosen)
         metrics = (METRICS["net_benefit"].bind(threshold_probability=float(p)) for p in points)
         return np.array([metric(*(cell[i] for cell in counts)) for i, metric in enumerate(metrics)])
 

@@ -44,7 +44,8 @@ class LabelData(Data):
             weight = np.ones(len(self.x)) if self.w is None else self.w
             entries = _tune_jointly(Joint(job, sweeps, self.x, self.y.astype(float), weight))
         threshold = tuple(swept.threshold(entry) for swept, entry in zip(sweeps, entries, strict=True))
-        counts = Counts(*(np.array([s.counts[i][e] for s, e in zip(sweeps, entries, strict=True)]) for i in range(4)))
+        found = [swept.at(entry) for swept, entry in zip(sweeps, entries, strict=True)]
+        counts = Counts(*map(np.array, zip(*found, strict=True)))
         return Tuning(threshold, self.score(threshold), counts, job.task, job.inputs, sweeps, job.metric, self)
 
     def score(self, threshold: Any) -> float:
@@ -61,7 +62,7 @@ class LabelData(Data):
 
 def _tune_label(job: Job, label: int, swept: Sweep) -> int:
     try:
-        return best_cut(job, swept, swept.counts)
+        return best_cut(job, swept)
     except ValueError as error:
         raise ValueError(f"label {label}: {error}") from None
 
@@ -173,7 +174,7 @@ def _tune_jointly(joint: Joint) -> list[int]:
 def _search(joint: Joint) -> Found:
     """The best key found and the entries of the labels' cuts there."""
     free = replace(joint.job, constraints=())
-    starts = [[best_cut(free, swept, swept.counts) for swept in joint.sweeps]]
+    starts = [[best_cut(free, swept) for swept in joint.sweeps]]
     common, values = joint.common()
     broken, merits = joint.job.judge(values)
     for least_broken in (0.0, broken):  # the best of all common cuts, and of those that are allowed
@@ -194,7 +195,7 @@ def _search(joint: Joint) -> Found:
 def _on_the_frontier(joint: Joint) -> list[int]:
     """The best of the cuts that gain more right yeses, for a price of wrong ones, than any others; one a price."""
     prices = np.geomspace(1e-3, 1e3, 61)
-    every = np.array([[int(np.argmax(s.counts.tp - price * s.counts.fp)) for s in joint.sweeps] for price in prices])
+    every = np.array([[int(np.argmax(s.tp - price * s.fp)) for s in joint.sweeps] for price in prices])
     return [int(entry) for entry in every[joint.job.best(joint.combine(every))[0]]]
 
 

@@ -318,8 +318,8 @@ def _common_cuts(scores: list[Floats], target: Floats, weight: Floats | None, fi
         swept = sweep(values, target, weight)
         inner = swept.thresholds[1:-1]
         if len(inner) > each:
-            tp, fp = swept.counts.tp[1:-1], swept.counts.fp[1:-1]
-            passed = tp / max(swept.counts.tp[-1], 1e-300) + fp / max(swept.counts.fp[-1], 1e-300)
+            tp, fp = swept.tp[1:-1], swept.fp[1:-1]
+            passed = tp / max(swept.tp[-1], 1e-300) + fp / max(swept.fp[-1], 1e-300)
             inner = inner[np.unique(np.searchsorted(passed, np.linspace(passed[0], passed[-1], each)))]
         found.append(inner)
     even = np.arange(1, 100) / 100 if most >= 200 else np.arange(1, 20) / 20

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ Floats = NDArray[np.floating[Any]]
 
 #: By so much values may differ that are equal but for the order in which weights were added up.
 ROUNDING = 1e-12
+#: So many cuts are scored at a time.
+_PART = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -24,16 +28,33 @@ class Sweep:
 
     Attributes:
         scores: The m distinct scores, descending.
-        counts: Arrays of m + 1 counts; entry k says yes to the k highest distinct scores.
+        tp: The m + 1 true positives; entry k says yes to the k highest distinct scores.
+        fp: The false positives there.
 
     Example:
         >>> swept = sweep(np.array([0.9, 0.4, 0.4, 0.1]), np.array([1, 0, 1, 0]))
-        >>> swept.counts.tp, swept.thresholds
+        >>> swept.tp, swept.thresholds
         (array([0., 1., 2., 2.]), array([ inf, 0.65, 0.25, -inf]))
     """
 
     scores: Floats
-    counts: Counts
+    tp: Floats
+    fp: Floats
+
+    @cached_property
+    def counts(self) -> Counts:
+        """All four cells of every entry."""
+        return self.at(slice(None))
+
+    def at(self, entries: Any) -> Counts:
+        """All four cells of one entry, or of some."""
+        tp, fp = self.tp[entries], self.fp[entries]
+        # the totals are the sums' own ends, so that the last cells are empty to the bit
+        return Counts(tp, fp, self.tp[-1] - tp, self.fp[-1] - fp)
+
+    def parts(self) -> Iterator[slice]:
+        """The entries, so many at a time that what a formula makes of them stays in the processor's cache."""
+        return (slice(start, start + _PART) for start in range(0, len(self.tp), _PART))
 
     @property
     def thresholds(self) -> Floats:
@@ -50,30 +71,42 @@ class Sweep:
         return float(midpoints(self.scores[entry : entry + 1], self.scores[entry - 1 : entry])[0])
 
 
-def sweep(scores: Floats, target: Floats, weight: Floats | None = None) -> Sweep:
+def sweep(scores: Floats, target: NDArray[Any], weight: Floats | None = None) -> Sweep:
     """Sort once and add up: ``target`` holds the share of each row that is positive, usually 0 or 1."""
     order = np.argsort(scores)[::-1]
-    ordered = scores[order]
-    last = np.flatnonzero(ordered[1:] != ordered[:-1])  # the last row of each distinct score
-    last = np.append(last, len(ordered) - 1)
-    if weight is None and target.dtype == np.bool_:
-        tp = np.cumsum(target[order], dtype=np.int64)[last].astype(np.float64)
-        fp = (last + 1) - tp
+    scores, target, weight = scores[order], target[order], None if weight is None else weight[order]
+    del order  # what comes next takes its memory: fresh pages cost more than sums
+    tp = _running(target, weight)
+    if target.dtype != np.bool_:
+        fp = _running(1 - target, weight)
+    elif weight is not None:
+        fp = _running(~target, weight)
     else:
-        positive = target if weight is None else target * weight
-        negative = (1 - target) if weight is None else (1 - target) * weight
-        tp = np.cumsum(positive[order], dtype=np.float64)[last]
-        fp = np.cumsum(negative[order], dtype=np.float64)[last]
-    tp, fp = np.concatenate([[0.0], tp]), np.concatenate([[0.0], fp])
-    # the totals are the sums' own ends, so that the last cells are empty to the bit
-    return Sweep(ordered[last], Counts(tp, fp, tp[-1] - tp, fp[-1] - fp))
+        fp = np.arange(len(tp), dtype=np.float64)
+        fp -= tp
+    ends = np.append(scores[1:] != scores[:-1], True)  # the last row of each distinct score
+    if ends.all():
+        return Sweep(scores, tp, fp)
+    last = np.flatnonzero(ends)
+    entries = np.append(0, last + 1)
+    return Sweep(scores[last], tp[entries], fp[entries])
+
+
+def _running(values: NDArray[Any], weight: Floats | None) -> NDArray[np.float64]:
+    """0, and the weighted sum up to each value."""
+    sums = np.zeros(len(values) + 1)
+    if weight is None and values.dtype == np.bool_ and len(values) < 2**31:
+        sums[1:] = np.cumsum(values, dtype=np.int32)  # takes a fifth of the time
+    else:
+        np.cumsum(values if weight is None else values * weight, out=sums[1:])
+    return sums
 
 
 def reachable(swept: Sweep) -> Sweep:
     """The sweep as thresholds can decide: where the highest score is inf, none says no to it."""
     if len(swept.scores) == 0 or swept.scores[0] != np.inf:
         return swept
-    return Sweep(swept.scores, Counts(*(np.concatenate([cell[1:2], cell[1:]]) for cell in swept.counts)))
+    return replace(swept, tp=np.append(swept.tp[1], swept.tp[1:]), fp=np.append(swept.fp[1], swept.fp[1:]))
 
 
 def midpoints(lower: Floats, upper: Floats) -> Floats:

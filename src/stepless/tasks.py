@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stepless.numerics import Array, cast, constant, is_floating, namespace
+from stepless.numerics import Array, cast, check_unmasked, constant, is_floating, namespace
 
 Task = Literal["binary", "multiclass", "multilabel"]
 Inputs = Literal["logits", "probabilities"]
@@ -68,7 +68,12 @@ def as_tensor(values: Any, name: str = "input") -> Tensor:
     """A tensor of what the user has: a tensor, an array, or nested lists of numbers."""
     if hasattr(values, "to_numpy"):  # a frame or a column of one
         values = values.to_numpy()
+    check_unmasked(values, name)
     if isinstance(values, np.ndarray):
+        # torch knows numbers as the processor has them, up to 64 bits
+        values = values.astype(
+            np.float64 if values.dtype == np.longdouble else values.dtype.newbyteorder("="), copy=False
+        )
         # torch knows no negative strides, and warns of arrays that cannot be written, such as those of pandas
         values = np.ascontiguousarray(values) if values.flags.writeable else values.copy()
     try:

@@ -12,7 +12,7 @@ from stepless.constraints import parse_constraints
 from stepless.counts import Counts
 from stepless.formula import resolve
 from stepless.labels import LabelData
-from stepless.numerics import is_whole
+from stepless.numerics import check_unmasked, is_whole
 from stepless.offsets import ClassData
 from stepless.ranking import find_ranking
 from stepless.registry import Metric
@@ -127,8 +127,8 @@ def _read(
     if np.isnan(x).any():
         raise ValueError(f"scores must not be NaN; {int(np.isnan(x).sum())} of {x.size} are.")
     w = None if sample_weight is None else _read_weight(sample_weight, len(x))
-    if w is not None:  # a row that weighs nothing must not move a midpoint
-        x, y, w = x[w > 0], y[w > 0], w[w > 0]
+    if w is not None and not (weighs := w > 0).all():  # a row that weighs nothing must not move a midpoint
+        x, y, w = x[weighs], y[weighs], w[weighs]
         if len(x) == 0:
             raise ValueError("there is nothing to tune on: every sample_weight is 0.")
     if task == "multiclass":
@@ -142,6 +142,7 @@ def _array(values: Any, name: str) -> np.ndarray[Any, Any]:
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
         values = values.float() if values.dtype == torch.bfloat16 else values  # numpy has none
+    check_unmasked(values, name)
     try:
         array = np.asarray(values)
     except ValueError:
@@ -199,8 +200,8 @@ class BinaryData(Data):
             only = int(bool((self.y > 0).any()))
             raise ValueError(f"the target has one class only ({only}): no threshold can be told from another.")
         swept, job = reachable(sweep(self.x, self.y, self.w)), self.job
-        entry = best_cut(job, swept, swept.counts)
-        counts = Counts(*(float(c[entry]) for c in swept.counts))
+        entry = best_cut(job, swept)
+        counts = Counts(*map(float, swept.at(entry)))
         value = float(score_counts(job.metric, Counts(*map(np.float64, counts))))
         return Tuning(swept.threshold(entry), value, counts, job.task, job.inputs, (swept,), job.metric, self)
 

@@ -188,13 +188,17 @@ def improves(trial: Key, key: Key) -> bool:
     return False
 
 
-def best_cut(job: Job, swept: Sweep, counts: Counts) -> int:
-    """The best entry of a sweep whose counts may include those of other labels."""
-    values = [score_counts(metric, counts) for metric in job.metrics]
-    broken, merits = job.judge(values)
-    if np.min(broken) > 0:
-        raise infeasible(job, _best_over(job, values[1:]))
-    return best_entry(swept, merits, broken)
+def best_cut(job: Job, swept: Sweep) -> int:
+    """The best entry of a sweep."""
+    merits, broken = np.empty(len(swept.tp)), np.zeros(len(swept.tp) if job.constraints else 1)
+    for part in swept.parts():
+        counts = swept.at(part)
+        broken[part if job.constraints else slice(None)], merits[part] = job.judge(
+            [score_counts(metric, counts) for metric in job.metrics]
+        )
+    if broken.min() > 0:
+        raise infeasible(job, _best_over(job, [score_counts(c.metric, swept.counts) for c in job.constraints]))
+    return best_entry(swept, merits, broken if job.constraints else 0.0)
 
 
 def _best_over(job: Job, values: list[Floats]) -> BestValue:
