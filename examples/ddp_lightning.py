@@ -49,6 +49,8 @@ def main() -> None:
     trainer.fit(classifier, DataLoader(rows, BATCH // ranks, sampler=sampler))
     if trainer.is_global_zero:
         report(classifier.model)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

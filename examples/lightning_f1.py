@@ -75,6 +75,8 @@ def main() -> None:
     if trainer.is_global_zero:
         after = trainer.callback_metrics["val_f1"]
         print(f"F1 on new rows {before['val_f1']:.4f} before, {after:.4f} after {EPOCHS} epochs", flush=True)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -120,6 +120,30 @@ def test_the_schedule_advances():
     assert module.progress == pytest.approx([0, 0.25, 0.5, 0.75])
 
 
+@pytest.mark.parametrize("every", [2, 3, 4])
+@pytest.mark.parametrize("validated", [False, True])
+def test_training_goes_on_from_a_checkpoint_within_an_epoch(tmp_path, every, validated):
+    """Three batches an epoch; the checkpoint is at the last one where it is made after three."""
+
+    def fit(module, **given):
+        keep = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=every, save_top_k=-1)
+        trainer = lightning.Trainer(
+            accelerator="cpu", max_epochs=3, callbacks=[MetricCallback(), keep], logger=False,
+            enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        trainer.fit(module, loader(), loader(seed=1) if validated else None, **given)
+        return trainer
+
+    whole, again = (Module(schedule=sl.Schedule(blend=(1.0, 0.0))) for _ in range(2))
+    expected = fit(whole).callback_metrics["train_f1"]
+    trainer = fit(again, ckpt_path=tmp_path / f"step={every}.ckpt")
+    assert trainer.callback_metrics["train_f1"] > 0
+    if every == 3:  # within an epoch Lightning begins with the loader's first rows again
+        torch.testing.assert_close(again.model.weight, whole.model.weight)
+        torch.testing.assert_close(trainer.callback_metrics["train_f1"], expected)
+    assert again.progress == pytest.approx([step / 9 for step in range(every, 9)])
+
+
 def test_no_end_in_sight():
     class Endless(IterableDataset):
         def __iter__(self):

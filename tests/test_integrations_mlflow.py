@@ -185,4 +185,15 @@ def test_categories_are_served_as_what_they_are_categories_of():
     X["kind"] = pd.Categorical(np.where(np.arange(len(X)) % 3 == 0, "red", "blue"))
     model = sl.MetricClassifier("f1", epochs=2, random_state=0).fit(X, y)
     again = mlflow.pyfunc.load_model(logging.log_model(model, input_example=X[:5]).model_uri)
-    np.testing.assert_array_equal(again.predict(X.astype({"kind": object}))["label"], model.predict(X))
+    for rows in (X, X.astype({"kind": object})):
+        np.testing.assert_array_equal(again.predict(rows)["label"], model.predict(X))
+
+
+@pytest.mark.usefixtures("store")
+def test_rows_of_polars_are_an_example():
+    polars = pytest.importorskip("polars")
+    X, y = table("binary")
+    rows = polars.DataFrame({name: X[name].to_numpy() for name in X})
+    model = sl.MetricClassifier("f1", epochs=2, random_state=0).fit(rows, y)
+    again = mlflow.pyfunc.load_model(logging.log_model(model, input_example=rows[:5]).model_uri)
+    np.testing.assert_array_equal(again.predict(X)["label"], model.predict(rows))

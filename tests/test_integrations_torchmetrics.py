@@ -132,6 +132,15 @@ def test_a_metric_like_the_others():
     assert f1.compute().item() == pytest.approx(theirs(x[:9].sigmoid(), y[:9]).item(), abs=1e-6)
 
 
+def test_scores_are_drawn_as_those_of_torchmetrics():
+    pytest.importorskip("matplotlib")
+    x, y = draw("binary")
+    score = EpochScore("f1")
+    score.update(x, y)
+    assert len(score.plot()[1].lines) == 1
+    assert len(score.plot([torch.tensor(0.1), torch.tensor(0.4)])[1].lines[0].get_xdata()) == 2
+
+
 def test_a_collection_keeps_settings_apart():
     """Torchmetrics merges metrics whose states agree after the first batch; here all of them do."""
     x, y = draw("binary", rows=400)

@@ -25,7 +25,10 @@ def test_the_tables_are_those_of_the_results(latency):
     assert page.count(latency.BEGIN) == page.count(latency.END) == 1
     results = json.loads(latency.RESULTS.read_text(encoding="utf-8"))
     assert latency.write(page, results) == page
-    assert results["models"] == {shape: latency.fit(results["seconds"], shape) for shape in latency.HOPS}
+    assert set(results["models"]) == set(latency.HOPS)
+    for shape, model in results["models"].items():
+        # least squares in float64 differ in the last bits from one processor to another
+        assert model == pytest.approx(latency.fit(results["seconds"], shape), rel=1e-9)
 
 
 def test_the_fit_finds_a_known_model(latency):

@@ -31,9 +31,10 @@ class MetricCallback(Callback):
     for it but ``self.loss_fn(scores, y)`` in its steps. Counts are merged over batches and ranks, so the logged
     ``train_f1``, ``val_f1`` and ``test_f1`` are those of all rows (with the loss's attribute inside, as in
     ``val_head_f1``, where there are several losses, and ``/dataloader_idx_1`` behind it, where several loaders are
-    validated or tested on). In training a row is scored when it is seen, by the weights of
-    that step, and a NaN among the scores makes the epoch's score NaN; in validation it is an error. Lightning's own
-    sampler gives ranks equal shares by repeating a few rows: these count twice.
+    validated or tested on). In training a row is scored when it is seen, by the weights of that step, and a NaN among
+    the scores makes the epoch's score NaN; in validation it is an error. Of an epoch that goes on from a checkpoint the
+    rows since then are scored. Lightning's own sampler gives ranks equal shares by repeating a few rows: these count
+    twice.
 
     Args:
         prog_bar: Whether the progress bar shows the scores.
@@ -74,6 +75,8 @@ class MetricCallback(Callback):
             )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if "train" not in self._scores:  # Lightning starts no epoch that a checkpoint has stopped in the middle of
+            self._start("train", pl_module)
         self._stage, self._loader = "train", 0  # a validation may have been in between
         for loss_fn in self._losses:
             if loss_fn.schedule is not None:
@@ -140,7 +143,7 @@ class MetricCallback(Callback):
         self._hooks = []
 
     def _log(self, stage: str, module: LightningModule, *, loaders: int) -> None:
-        scores = self._scores.pop(stage)
+        scores = self._scores.pop(stage, {})  # none of an epoch that goes on from a checkpoint at its very end
         classes = _of_all_ranks({place: score.classes for place, score in scores.items()})
         for loss_fn, name in self._losses.items():  # every rank in the same order, whichever loss it has called first
             for place in sorted(place for place in classes if place[0] == name):

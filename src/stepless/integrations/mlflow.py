@@ -20,6 +20,7 @@ with needs("stepless.integrations.mlflow needs MLflow and pandas", "mlflow", "ml
     import mlflow
     import mlflow.pyfunc
     import pandas as pd
+    from mlflow.types.schema import AnyType, ColSpec, Schema
 
 # After MLflow: without it the fix is its own extra, which brings what these need
 from stepless.loading import load
@@ -214,15 +215,29 @@ def _flavour(folder: str, input_example: Any) -> dict[str, Any]:
         "metadata": {"task": model.task, "metric": model.metric, "threshold": threshold},
     }
     if input_example is not None:
-        input_example = _without_categories(input_example)
-        signature = mlflow.models.infer_signature(input_example, Served(estimator).predict(input_example))
-        flavour |= {"input_example": input_example, "signature": signature}
+        if type(input_example).__module__.startswith("polars"):  # which MLflow does not read
+            input_example = pd.DataFrame(input_example.to_dict(as_series=False))
+        told = _signature(input_example, Served(estimator).predict(input_example))
+        flavour |= {"input_example": _without_categories(input_example), "signature": told}
     return flavour
 
 
+def _categories(rows: Any) -> dict[str, Any]:
+    """The columns of pandas's categories, and what they are categories of."""
+    found = rows.select_dtypes("category") if hasattr(rows, "select_dtypes") else {}
+    return {name: found[name].cat.categories.dtype for name in found}
+
+
 def _without_categories(rows: Any) -> Any:
-    """The rows with pandas's categories as what they are categories of: MLflow's types have none."""
-    if not hasattr(rows, "select_dtypes"):
-        return rows
-    found = rows.select_dtypes("category")
-    return rows.astype({name: found[name].cat.categories.dtype for name in found})
+    return rows.astype(categories) if (categories := _categories(rows)) else rows
+
+
+def _signature(rows: Any, predicted: pd.DataFrame) -> Any:
+    """The columns and their types. MLflow has none for categories, and refuses them where it is told what they hold."""
+    told = mlflow.models.infer_signature(_without_categories(rows), predicted)
+    if categories := _categories(rows):
+        anything: Any = AnyType  # which says no types
+        told.inputs = Schema([
+            ColSpec(anything(), column.name) if column.name in categories else column for column in told.inputs.inputs
+        ])  # fmt: skip
+    return told

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from stepless.extras import needs
-from stepless.formula import SafeFormula, resolve
+from stepless.formula import resolve
 from stepless.loss import MetricLoss, RankingLoss
 from stepless.ranking import Ranker, Ranking, find_ranking, make_ranker
 from stepless.registry import Metric
+from stepless.safe_counts import SafeFormula
 from stepless.scoring import Path, make_path
 from stepless.steps import Hard
 
@@ -144,6 +145,15 @@ class EpochScore(torchmetrics.Metric):
                 for name, (dtype, shape) in zip(_ROWS, theirs, strict=True):
                     setattr(self, name, [torch.zeros((0, *shape), dtype=dtype, device=self.device)])
         super()._sync_dist(dist_sync_fn, process_group)
+
+    def plot(self, val: Any = None, ax: Any = None) -> Any:
+        """Draw one score, or one after the other, as the metrics of torchmetrics do; needs matplotlib.
+
+        Args:
+            val: What `compute` or ``forward`` gave, once or in a list; by default what `compute` gives now.
+            ax: Of matplotlib, to draw into.
+        """
+        return self._plot(val, ax)
 
     def extra_repr(self) -> str:
         """The metric, and its options."""
