@@ -88,7 +88,7 @@ def _is_all(mask: Array) -> bool:
 
 
 def root(x: Array, degree: float = 2.0) -> Array:
-    """``x ** (1 / degree)`` above `NOTHING`; 0 (and a zero gradient, not an infinite one) elsewhere.
+    """``x ** (1 / degree)`` above 1e-35; 0 (and a zero gradient, not an infinite one) elsewhere.
 
     >>> root(torch.tensor([9.0, 0.0]))
     tensor([3., 0.])
