@@ -28,6 +28,7 @@ extensions = [
     "command_line",
     "contest_tables",
     "metric_pages",
+    "module_picture",
     "own_names",
     "root_pages",
     "run_blocks",

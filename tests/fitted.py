@@ -3,12 +3,12 @@
 import numpy as np
 import pandas as pd
 
-from stepless.calibrating import fit_calibration
-from stepless.frames import read_table
-from stepless.members import NetMember
-from stepless.model import Model
-from stepless.nets import Architecture, Members
-from stepless.preprocessing import fit_features
+from stepless.models.calibrating import fit_calibration
+from stepless.models.members import NetMember
+from stepless.models.model import Model
+from stepless.models.preprocessing import fit_features
+from stepless.networks.nets import Architecture, Members
+from stepless.tables.frames import read_table
 
 TASKS = ("binary", "multiclass", "multilabel")
 

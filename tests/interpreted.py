@@ -16,9 +16,9 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 import stepless as sl
-from stepless import triton_classes, triton_decisions
-from stepless.dispatch import Dispatcher
-from stepless.kernels import plain_loss
+from stepless.kernels import triton_classes, triton_decisions
+from stepless.kernels.decisions import plain_loss
+from stepless.kernels.dispatch import Dispatcher
 from stepless.steps import STEPS
 from stepless.tasks import Batch
 from tests.twins import draw, plain

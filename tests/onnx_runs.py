@@ -4,8 +4,8 @@ import numpy as np
 import onnxruntime
 
 from stepless.export import to_onnx
-from stepless.export_inputs import feed
-from stepless.frames import read_table
+from stepless.models.export_inputs import feed
+from stepless.tables.frames import read_table
 from tests.fitted import frame
 
 

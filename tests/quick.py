@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import make_classification, make_multilabel_classification
 
-from stepless.contestants import FITS
+from stepless.comparing.contestants import FITS
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepless.batches import Batches, Data, padded
+from stepless.networks.batches import Batches, Data, padded
 
 
 def uneven():

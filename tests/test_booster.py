@@ -18,16 +18,16 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import stepless as sl
 from stepless.booster import MetricBooster
-from stepless.choosing import expected
 from stepless.costs import Costs
-from stepless.folders import ModelFileError
-from stepless.frames import read_table
-from stepless.growing import grow
+from stepless.ensembles.choosing import expected
+from stepless.ensembles.growing import grow
+from stepless.ensembles.portfolio import make_folds
 from stepless.metrics import METRICS
+from stepless.models.folders import ModelFileError
 from stepless.persist import load_model
-from stepless.portfolio import make_folds
 from stepless.rules import Rule
-from stepless.steppers import Rows, Settings, make_stepper
+from stepless.tables.frames import read_table
+from stepless.trees.steppers import Rows, Settings, make_stepper
 
 from .mutations import seal
 
@@ -406,7 +406,7 @@ def test_a_fit_that_fails_says_why_and_leaves_the_model(binary, settings, error,
 @pytest.mark.parametrize("classes", [2, 3])
 def test_trees_that_change_after_they_were_scored_are_refused(monkeypatch, classes):
     """By whatever parameter: here the refusal by name is taken away."""
-    monkeypatch.setattr("stepless.steppers._BOOSTING", ())
+    monkeypatch.setattr("stepless.trees.steppers._BOOSTING", ())
     X, y = make_classification(400, 6, n_informative=4, n_classes=classes, random_state=0)
     params = {"boosting": "dart", "drop_rate": 0.5, "skip_drop": 0.0}
     with pytest.raises(ValueError, match="the rounds that are kept score rows otherwise than when they were grown"):

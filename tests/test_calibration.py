@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepless.calibrating import fit_calibration
-from stepless.calibration import CAP, PLAIN, Calibration, Curve, Curves, Identity, Temperature, bent
+from stepless.models.calibrating import fit_calibration
+from stepless.models.calibration import CAP, PLAIN, Calibration, Curve, Curves, Identity, Temperature, bent
 
 ANY_SCORE = st.one_of(
     st.floats(allow_nan=False), st.floats(-60, 60), st.sampled_from([-math.inf, -40.0, 40.0, math.inf])

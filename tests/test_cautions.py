@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stepless.cautions import describe_columns, find_cautions
-from stepless.frames import read_table
-from stepless.splits import split_rows
+from stepless.comparing.cautions import describe_columns, find_cautions
+from stepless.comparing.splits import split_rows
+from stepless.tables.frames import read_table
 
 
 def cautions(frame, target, task="binary", names=("no", "yes"), folds=5, grouped=False, asked=None):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score, precision_score
 
-from stepless.calibration import Identity
-from stepless.choosing import Pool, _cross_fitted, choose, expected
-from stepless.portfolio import Ensemble
+from stepless.ensembles.choosing import Pool, _cross_fitted, choose, expected
+from stepless.ensembles.portfolio import Ensemble
+from stepless.models.calibration import Identity
 from stepless.rules import Held, Rule
 
 ROWS = 600
@@ -230,7 +230,7 @@ def test_expected_offsets_of_many_rows_are_those_of_an_even_part(monkeypatch):
     seen = []
     tune = Rule.tune
     monkeypatch.setattr(Rule, "tune", lambda self, held: seen.append(len(held.scores)) or tune(self, held))
-    monkeypatch.setattr("stepless.choosing._LARGEST", 6_000)
+    monkeypatch.setattr("stepless.ensembles.choosing._LARGEST", 6_000)
     part = expected(np.log(p), several, y, None, np.zeros(len(y), int), calibrate=True)
     assert seen[0] * 3 <= 6_600
     assert part.option.score == pytest.approx(whole.option.score, abs=0.02)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepless as sl
-from stepless import class_kernels, dispatch
+from stepless.kernels import dispatch
 from stepless.steps import Factors, Step
 from tests.twins import SMOOTH, agree, one_like_any_other, plain
 
@@ -83,7 +83,7 @@ def test_every_setting(extra, weighted, dtype):
 @pytest.mark.parametrize("metric", ["f1", "weighted_kappa"])
 @pytest.mark.parametrize("shape", [(101, 7), (6, 7, 11, 3), (2, 7, 150)])
 def test_blocks_of_samples_and_of_pixels(monkeypatch, metric, shape):
-    monkeypatch.setattr(class_kernels, "BLOCK", 160)
+    monkeypatch.setattr("stepless.kernels.classes.BLOCK", 160)
     loss_fn = sl.MetricLoss(metric, task="multiclass")
     scores, target = draw_classes(shape, torch.float64, ignored=3)
     assert_fused(loss_fn, scores, target)

@@ -20,8 +20,8 @@ from pyarrow import parquet as pq
 from typer.main import get_command
 
 import stepless as sl
-from stepless import contestants
 from stepless.cli import CONTESTANTS, app
+from stepless.comparing import contestants
 
 from .cli_runs import QUICK, run, write_table
 
@@ -146,12 +146,12 @@ def test_what_is_written_counts_though_it_be_the_usual(tmp_path):
 
 
 def test_a_model_among_other_files_is_refused_before_it_is_fitted(tmp_path, monkeypatch):
-    import stepless.cli_model
+    import stepless.commands.models
 
     def fail(*_, **__):
         raise AssertionError("fitted in vain")
 
-    monkeypatch.setattr(stepless.cli_model, "_fitted", fail)
+    monkeypatch.setattr(stepless.commands.models, "_fitted", fail)
     (tmp_path / "mine.txt").write_text("precious")
     said = bad(f"train data.csv --target y --out {tmp_path}")
     assert "holds other files than a model's. Choose a path that is new, empty, or a saved model." in said
@@ -432,14 +432,14 @@ def test_a_file_called_as_one_of_ours_makes_no_folder_ours(line, tmp_path):
 
 
 def test_the_demo_writes_over_its_own_table_alone(tmp_path, monkeypatch):
-    import stepless.cli_compare
+    import stepless.commands.comparisons
 
     good(f"compare data.csv --target y --drop id {QUICK} --out {tmp_path}/other")
     (tmp_path / "other" / "breast-cancer.csv").write_text("precious")
     assert "breast-cancer.csv is not the demo's, which would write over it." in bad(f"demo --out {tmp_path}/other")
     assert (tmp_path / "other" / "breast-cancer.csv").read_text() == "precious"
     asked = []
-    monkeypatch.setattr(stepless.cli_compare, "_run", lambda *given: asked.append(given))
+    monkeypatch.setattr(stepless.commands.comparisons, "_run", lambda *given: asked.append(given))
     own = tmp_path / "own"
     good(f"demo --out {own}")
     assert sorted(os.listdir(own)) == ["breast-cancer.csv", "settings.json"]
@@ -453,12 +453,12 @@ def test_the_demo_writes_over_its_own_table_alone(tmp_path, monkeypatch):
 
 
 def test_what_nobody_foresaw_is_a_sentence_too(monkeypatch):
-    import stepless.cli_scores
+    import stepless.commands.scores
 
     def fail(*_, **__):
         raise RuntimeError("the disk is on fire")
 
-    monkeypatch.setattr(stepless.cli_scores, "run_metrics", fail)
+    monkeypatch.setattr(stepless.commands.scores, "run_metrics", fail)
     assert bad("metrics", code=1).startswith("The run failed: the disk is on fire. (RuntimeError")
 
 

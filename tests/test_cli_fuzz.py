@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import stepless as sl
-from stepless import contestants
+from stepless.comparing import contestants
 from stepless.outcome import Outcome
 
 from .cli_runs import QUICK, run

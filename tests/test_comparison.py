@@ -11,10 +11,10 @@ from sklearn.datasets import make_classification
 from sklearn.metrics import f1_score
 
 import stepless as sl
-from stepless.contestants import DEFAULT
+from stepless.comparing.contestants import DEFAULT
+from stepless.comparing.splits import split_rows
 from stepless.formula import resolve
 from stepless.outcome import Outcome
-from stepless.splits import split_rows
 
 from .quick import data, quick, same_tables  # noqa: F401 - a fixture
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 import stepless as sl
-from stepless.contestants import (
+from stepless.comparing.contestants import (
     BASELINE,
     CONTESTANTS,
     DEFAULT,
@@ -130,7 +130,7 @@ def test_who_takes_part():
 
 
 def test_what_is_missing_is_left_out_or_said(monkeypatch):
-    monkeypatch.setattr("stepless.contestants.find_spec", lambda name: None)
+    monkeypatch.setattr("stepless.comparing.contestants.find_spec", lambda name: None)
     chosen, left_out = choose_contestants("binary")
     assert "boosting_tuned" not in [c.key for c in chosen]
     sentence = (

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from stepless.correlated import Posterior, posterior
+from stepless.comparing.correlated import Posterior, posterior
 
 baycomp = pytest.importorskip("baycomp")
 

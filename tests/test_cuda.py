@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 import stepless as sl
-from stepless.dispatch import TRITON_CLASSES, TRITON_COUNTS, TRITON_DECISIONS
+from stepless.kernels.dispatch import TRITON_CLASSES, TRITON_COUNTS, TRITON_DECISIONS
 from tests.twins import SMOOTH, agree, draw, plain
 
 if not torch.cuda.is_available():

@@ -28,7 +28,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from torch import nn
 
 import stepless as sl
-from stepless.predicting import EXPECTED_FAILED_CHECKS
+from stepless.ensembles.predicting import EXPECTED_FAILED_CHECKS
 
 QUICK = {"epochs": 4, "n_members": 2, "random_state": 0}
 

@@ -15,14 +15,14 @@ import torch
 from torch import nn
 
 from stepless import export
-from stepless.calibration import Identity
-from stepless.columns import Category
 from stepless.export import to_onnx
-from stepless.export_inputs import feed, input_names, missing_text
-from stepless.frames import read_table
-from stepless.members import FactoryMember
-from stepless.nets import FactoryMembers
-from stepless.preprocessing import Features, fit_features
+from stepless.models.calibration import Identity
+from stepless.models.columns import Category
+from stepless.models.export_inputs import feed, input_names, missing_text
+from stepless.models.members import FactoryMember
+from stepless.models.preprocessing import Features, fit_features
+from stepless.networks.nets import FactoryMembers
+from stepless.tables.frames import read_table
 from tests.fitted import TASKS, frame, make_model, net
 from tests.onnx_runs import check, session_of, unlike
 

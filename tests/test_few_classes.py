@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepless as sl
-from stepless import kernels
-from stepless.dispatch import FUSED_CPU
+from stepless.kernels import decisions
+from stepless.kernels.dispatch import FUSED_CPU
 from tests.test_class_kernels import SHAPES, draw_classes
 from tests.twins import SMOOTH, agree, one_like_any_other
 
@@ -121,7 +121,7 @@ def test_formulas_of_the_user():
 
 
 def test_large_batches_go_another_way():
-    loss_fn, rows = sl.MetricLoss("f1", task="multiclass"), kernels.FEW // 4
+    loss_fn, rows = sl.MetricLoss("f1", task="multiclass"), decisions.FEW // 4
     assert loss_fn.path_for(*draw_classes((rows, 4))) == FUSED_CPU
     assert loss_fn.path_for(*draw_classes((rows + 1, 4))).startswith("fused-cpu-counts: ")
 

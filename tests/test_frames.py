@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from stepless.frames import Table, read_table
+from stepless.tables.frames import Table, read_table
 
 NAN = float("nan")
 
@@ -439,7 +439,7 @@ def test_the_error_without_narwhals_gives_the_fix():
         import sys
         sys.modules["narwhals"] = None  # as if it were not installed
         try:
-            import stepless.frames
+            import stepless.tables.frames
         except ModuleNotFoundError as error:
             assert str(error) == 'reading tables needs narwhals: pip install "stepless[sklearn]"', error
         else:

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import stepless as sl
-from stepless.cells import Cell, CellFolder
-from stepless.contestants import FITS, Fit
-from stepless.grid import _tasks
+from stepless.comparing.cells import Cell, CellFolder
+from stepless.comparing.contestants import FITS, Fit
+from stepless.comparing.grid import _tasks
 
 from .quick import data, quick, same_tables  # noqa: F401 - a fixture
 

@@ -17,7 +17,7 @@ from .quick import quick  # noqa: F401 - a fixture
 mlflow = pytest.importorskip("mlflow")
 pd = pytest.importorskip("pandas")
 
-from stepless.contestants import Aim, fit_contestant  # noqa: E402 - after importorskip
+from stepless.comparing.contestants import Aim, fit_contestant  # noqa: E402 - after importorskip
 from stepless.integrations import mlflow as logging  # noqa: E402 - after importorskip
 from stepless.outcome import Outcome  # noqa: E402 - after importorskip
 

@@ -16,11 +16,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 import stepless as sl
-from stepless import dispatch, kernels
-from stepless.dispatch import FUSED_CPU, logger
-from stepless.kernels import plain_loss
+from stepless.kernels import decisions, dispatch
+from stepless.kernels.decisions import plain_loss
+from stepless.kernels.dispatch import FUSED_CPU, logger
+from stepless.kernels.tracing import differentiated, over_labels, straight_line
 from stepless.steps import Linear, Step
-from stepless.tracing import differentiated, over_labels, straight_line
 from tests.twins import SMOOTH, TOLERANCE, agree, draw, one_like_any_other
 
 TASKS = ("binary", "multilabel")
@@ -93,20 +93,20 @@ def test_the_smaller_and_the_larger_of_nan_are_nan(formula, task):
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("step", SMOOTH)
 def test_many_scores_in_blocks(step, task, monkeypatch):
-    for block in (kernels.BLOCK, 4_096, 1):  # one block; several and a rest; a row at a time
-        monkeypatch.setattr(kernels, "BLOCK", block if block > 1 else 512)
+    for block in (decisions.BLOCK, 4_096, 1):  # one block; several and a rest; a row at a time
+        monkeypatch.setattr(decisions, "BLOCK", block if block > 1 else 512)
         scores, target = draw(LARGE[task], torch.float64)
         agree(sl.MetricLoss("mcc", step=step, task=task, threshold=0.3), scores, target)
         agree(sl.MetricLoss("f1", step=step, task=task), scores, target, torch.rand(len(scores), dtype=torch.float64))
-    monkeypatch.setattr(kernels, "FEW", 0)
+    monkeypatch.setattr(decisions, "FEW", 0)
     for shape in SHAPES[task]:
         agree(sl.MetricLoss("f1", step=step, task=task), *draw(shape))
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("few", [0, kernels.FEW])
+@pytest.mark.parametrize("few", [0, decisions.FEW])
 def test_weights_masks_and_odd_layouts(task, few, monkeypatch):
-    monkeypatch.setattr(kernels, "FEW", few)
+    monkeypatch.setattr(decisions, "FEW", few)
     loss_fn = sl.MetricLoss("mcc", task=task, ignore_index=7)
     shape = (41,) if task == "binary" else (41, 3)
     scores, target = draw(shape)
@@ -272,7 +272,7 @@ def test_a_linear_step_tends_to_the_hard_one():
 def test_formulas_that_cannot_change_are_traced_once(monkeypatch):
     """The functional loss makes a loss in every call, and tracing takes longer than all the rest."""
     traced = []
-    monkeypatch.setattr(dispatch, "differentiators", lambda of: traced.append(of) or kernels.differentiators(of))
+    monkeypatch.setattr(dispatch, "differentiators", lambda of: traced.append(of) or decisions.differentiators(of))
     dispatch._trace_once.cache_clear()
     logits, target = torch.randn(9), torch.arange(9) % 2
     for metric in ("f1", "tp / (tp + fp + 3*fn)"):
@@ -402,9 +402,9 @@ def test_a_way_is_logged_once(caplog):
 
 def test_the_buffers_a_thread_keeps_serve_inference_training_and_other_threads_alike():
     generator = torch.Generator().manual_seed(3)
-    logits = torch.randn(kernels.FEW + 5, generator=generator, dtype=torch.float64)
+    logits = torch.randn(decisions.FEW + 5, generator=generator, dtype=torch.float64)
     target = (torch.rand(logits.shape, generator=generator) < 0.3).double()
-    vars(kernels._kept).clear()
+    vars(decisions._kept).clear()
     with torch.inference_mode():
         first = sl.MetricLoss("f1")(logits, target).item()
 
@@ -457,9 +457,9 @@ def test_a_loss_made_for_another_device_is_fused_all_the_same():
     assert [loss_fn.path_for(*batch) for loss_fn in made] == [FUSED_CPU] * 2
 
 
-@pytest.mark.parametrize("size", [50, kernels.FEW + 1])
+@pytest.mark.parametrize("size", [50, decisions.FEW + 1])
 def test_the_default_device_is_not_where_a_batch_is(size):
-    vars(kernels._kept).clear()
+    vars(decisions._kept).clear()
     scores, target = draw((size,))
     loss_fn = sl.MetricLoss("f1")
     with torch.device("meta"):
@@ -522,7 +522,7 @@ def test_counts_are_fused_where_the_rest_is_plain(name, weighted, dtype, rate):
 
 @pytest.mark.usefixtures("no_batch_is_small")
 def test_many_counts_in_blocks_and_pixels(monkeypatch):
-    monkeypatch.setattr(kernels, "BLOCK", 64)
+    monkeypatch.setattr(decisions, "BLOCK", 64)
     for shape, task in (((1000,), "binary"), ((90, 4), "multilabel"), ((9, 4, 5, 3), "multilabel")):
         loss_fn = sl.MetricLoss("f1", task=task, blend=0.2)
         agree(loss_fn, *draw(shape), way="fused-cpu-counts: the loss has a blend")
@@ -549,7 +549,7 @@ def test_a_target_that_is_changed_before_the_way_back_is_an_error(settings):
 @pytest.mark.usefixtures("no_batch_is_small")
 def test_measuring_is_fused_too(monkeypatch):
     called = []
-    monkeypatch.setattr(dispatch, "fused_counts", lambda *given: called.append(given) or kernels.fused_counts(*given))
+    monkeypatch.setattr(dispatch, "fused_counts", lambda *given: called.append(given) or decisions.fused_counts(*given))
     loss_fn, (scores, target) = sl.MetricLoss("f1"), draw((40,))
     fused, by_plain = loss_fn.measure(scores.requires_grad_(), target), loss_fn._state("plain", scores, target, None)
     assert len(called) == 1
@@ -558,5 +558,5 @@ def test_measuring_is_fused_too(monkeypatch):
 
 def test_few_scores_are_counted_plainly():
     loss_fn = sl.MetricLoss("f1", memory=sl.Memory())
-    assert loss_fn.path_for(*draw((kernels.FEW,))) == "plain: the loss has a memory"
-    assert loss_fn.path_for(*draw((kernels.FEW + 1,))) == "fused-cpu-counts: the loss has a memory"
+    assert loss_fn.path_for(*draw((decisions.FEW,))) == "plain: the loss has a memory"
+    assert loss_fn.path_for(*draw((decisions.FEW + 1,))) == "fused-cpu-counts: the loss has a memory"

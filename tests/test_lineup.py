@@ -33,7 +33,7 @@ def test_all_who_suit_the_table(table):
 
 def test_without_lightgbm_they_are_fewer_unless_it_was_asked_for(table, monkeypatch):
     X, y = table
-    monkeypatch.setattr("stepless.lineup.find_spec", lambda name: None)
+    monkeypatch.setattr("stepless.ensembles.lineup.find_spec", lambda name: None)
     assert [*few().fit(X, y).weights_] == ["cross_entropy", "mixture", "linear"]
     monkeypatch.setitem(sys.modules, "lightgbm", None)
     with pytest.raises(ModuleNotFoundError, match=r'pip install "stepless\[lightgbm\]"'):

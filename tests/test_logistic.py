@@ -6,9 +6,9 @@ from sklearn.datasets import make_classification
 from sklearn.linear_model import LogisticRegression
 
 import stepless as sl
-from stepless.frames import read_table
-from stepless.logistic import fit_logistic
-from stepless.portfolio import make_folds
+from stepless.ensembles.logistic import fit_logistic
+from stepless.ensembles.portfolio import make_folds
+from stepless.tables.frames import read_table
 
 
 def draw(rows=200, share=0.2):

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit, log_softmax, logit, logsumexp
 
-from stepless import model as model_module
-from stepless.frames import read_table
-from stepless.model import mean_score
+from stepless.models import model as model_module
+from stepless.models.model import mean_score
+from stepless.tables.frames import read_table
 
 from .fitted import TASKS, frame, make_model, net
 
@@ -196,7 +196,7 @@ PEAK = """
     sys.path.insert(0, {tests!r})
     import numpy as np
     from fitted import make_model
-    from stepless.frames import read_table
+    from stepless.tables.frames import read_table
 
     model = make_model({task!r}, np.random.default_rng(0).normal(size=(200, 30)), sizes=(5,), classes={classes!r})
     model.labels(read_table(np.zeros((20_000, 30))))  # what torch and numpy keep for themselves

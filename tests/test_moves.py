@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepless as sl
+from stepless.cuts.moves import find_moves, separates, values_along
 from stepless.formula import resolve
-from stepless.moves import find_moves, separates, values_along
 
 from .brute_force import classes
 from .test_offsets import log

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from stepless.nets import Architecture, FactoryMembers, Members, mixed
+from stepless.networks.nets import Architecture, FactoryMembers, Members, mixed
 
 shapes = st.builds(
     lambda kind, inputs, outputs, hidden: Architecture(kind, inputs, outputs, hidden if kind == "mlp" else None),

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import stepless as sl
-from stepless.metric_objectives import Blend, CostWeighted, OnMetric
-from stepless.objectives import CrossEntropy, Losses, Objective
+from stepless.networks.metric_objectives import Blend, CostWeighted, OnMetric
+from stepless.networks.objectives import CrossEntropy, Losses, Objective
 
 OUTPUTS = {"binary": 1, "multiclass": 3, "multilabel": 2}
 PORTFOLIO = {

@@ -25,12 +25,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import stepless as sl
-from stepless import folders, persist
-from stepless.folders import ModelFileError
-from stepless.frames import read_table
-from stepless.members import MEMBER_KINDS, FactoryMember
-from stepless.nets import FactoryMembers
+from stepless import persist
+from stepless.models import folders
+from stepless.models.folders import ModelFileError
+from stepless.models.members import MEMBER_KINDS, FactoryMember
+from stepless.networks.nets import FactoryMembers
 from stepless.persist import load_model, save_model
+from stepless.tables.frames import read_table
 
 from .fitted import TASKS, frame, make_model
 from .mutations import EVIL, mutate, nodes, seal

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from sklearn.datasets import make_classification
 from torch import nn
 
+from stepless.ensembles.portfolio import CANDIDATES, Goal, automatic_plan, fit_ensembles, make_folds, merge_rows
 from stepless.formula import resolve
-from stepless.nets import Architecture
-from stepless.portfolio import CANDIDATES, Goal, automatic_plan, fit_ensembles, make_folds, merge_rows
+from stepless.networks.nets import Architecture
 
 PLAN = automatic_plan(100, epochs=3, batch_size=32, learning_rate=0.01, weight_decay=0.01)
 

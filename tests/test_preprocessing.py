@@ -21,9 +21,9 @@ from sklearn.utils.estimator_checks import check_estimator
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d
 
-from stepless.columns import NEAR
-from stepless.frames import read_table
-from stepless.preprocessing import CONSTANT, LIMIT, AsIs, Category, Features, Number, fit_features
+from stepless.models.columns import NEAR
+from stepless.models.preprocessing import CONSTANT, LIMIT, AsIs, Category, Features, Number, fit_features
+from stepless.tables.frames import read_table
 
 NAN = float("nan")
 FRAME = pd.DataFrame(

@@ -18,11 +18,11 @@ from sklearn.metrics import log_loss as sklearn_log_loss
 import stepless as sl
 from stepless.averaging import evaluate
 from stepless.outcome import Column
+from stepless.page.figures import chosen_metric, metric_name, page_data
+from stepless.page.formulas import is_priced, trace
+from stepless.page.reliability import brier, log_loss, reliability
 from stepless.registry import Metric
-from stepless.reliability import brier, log_loss, reliability
 from stepless.report import embedded, render_report, write_report
-from stepless.report_data import chosen_metric, metric_name, page_data
-from stepless.report_formulas import is_priced, trace
 
 from .outcomes import HOSTILE, make
 

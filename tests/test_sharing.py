@@ -7,7 +7,7 @@ import pytest
 from sklearn.datasets import make_classification
 
 import stepless as sl
-from stepless import growing, lineup
+from stepless.ensembles import growing, lineup
 from stepless.sharing import open_block
 
 pytest.importorskip("lightgbm")

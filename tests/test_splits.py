@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepless.splits import count_folds, fewest_rows, split_rows
+from stepless.comparing.splits import count_folds, fewest_rows, split_rows
 
 
 @settings(max_examples=40, deadline=None)

@@ -6,7 +6,7 @@ import torch
 from sklearn.datasets import make_classification
 
 import stepless as sl
-from stepless.spread import leader, over_ranks
+from stepless.networks.spread import leader, over_ranks
 
 from . import ranks
 

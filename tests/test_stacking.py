@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
-from stepless.stacking import stack_weights
+from stepless.ensembles.stacking import stack_weights
 
 
 def test_what_explains_the_rows_counts_more():

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepless.table_cells import Guess, numbers, words
-from stepless.table_files import Rows, Source, TableError
-from stepless.tables import load_table, read_chunks
+from stepless.tables.cells import Guess, numbers, words
+from stepless.tables.files import Rows, Source, TableError
+from stepless.tables.reading import load_table, read_chunks
 
 TEXT = """age,city,joined,code,member
 31,Ulm,2024-02-01,007,true
@@ -297,12 +297,12 @@ def test_parquet_as_text_has_the_digits_of_the_file(tmp_path):
 
 
 def test_standard_input_is_read_twice(tmp_path):
-    program = "from stepless.tables import *; print(load_table(Source('-')).columns)"
+    program = "from stepless.tables.reading import *; print(load_table(Source('-')).columns)"
     done = subprocess.run(
         [sys.executable, "-c", program], input=gzip.compress(b"a,b\n1,x\n2,y\n"), capture_output=True, check=True
     )
     assert b"array([1., 2.])" in done.stdout
-    program = "from stepless.tables import *; print(list(read_chunks(Source('-', once=True), {'a': 'number'})))"
+    program = "from stepless.tables.reading import *; print(list(read_chunks(Source('-', once=True), {'a': 'number'})))"
     done = subprocess.run([sys.executable, "-c", program], input=b"a,b\n1,x\n", capture_output=True, check=True)
     assert b"array([1.])" in done.stdout
 

@@ -15,7 +15,7 @@ from sklearn.metrics import confusion_matrix_at_thresholds
 
 import stepless as sl
 from stepless.constraints import Constraint
-from stepless.sweep import sweep
+from stepless.cuts.sweep import sweep
 
 from .brute_force import (
     CHOICES,
@@ -124,7 +124,7 @@ def test_cuts_are_scored_in_parts(monkeypatch, metric, subject_to, weighted):
     target = rng.random(200) < 0.3
     scores, weight = np.round(rng.normal(target, 1.0), 1), rng.integers(1, 4, 200) if weighted else None
     whole = sl.tune_threshold(scores, target, metric, subject_to, weight)
-    monkeypatch.setattr("stepless.sweep._PART", 7)
+    monkeypatch.setattr("stepless.cuts.sweep._PART", 7)
     assert sl.tune_threshold(scores, target, metric, subject_to, weight) == whole
 
 

@@ -15,14 +15,14 @@ from sklearn.metrics import balanced_accuracy_score, f1_score
 from sklearn.model_selection import StratifiedKFold
 
 import stepless as sl
-from stepless import training
-from stepless.batches import Data
-from stepless.checkpoints import CheckpointError
 from stepless.fingerprints import written
-from stepless.metric_objectives import OnMetric
-from stepless.nets import Architecture, FactoryMembers, Members
-from stepless.objectives import Losses
-from stepless.training import Plan
+from stepless.networks import training
+from stepless.networks.batches import Data
+from stepless.networks.checkpoints import CheckpointError
+from stepless.networks.metric_objectives import OnMetric
+from stepless.networks.nets import Architecture, FactoryMembers, Members
+from stepless.networks.objectives import Losses
+from stepless.networks.training import Plan
 
 
 def anyloss_set_1():

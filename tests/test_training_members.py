@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 import stepless as sl
-from stepless.batches import Data
-from stepless.checkpoints import CheckpointError
-from stepless.metric_objectives import Blend, CostWeighted, OnMetric
-from stepless.nets import Architecture, FactoryMembers, Members
-from stepless.objectives import CrossEntropy, Losses
-from stepless.training import Plan, train
+from stepless.networks.batches import Data
+from stepless.networks.checkpoints import CheckpointError
+from stepless.networks.metric_objectives import Blend, CostWeighted, OnMetric
+from stepless.networks.nets import Architecture, FactoryMembers, Members
+from stepless.networks.objectives import CrossEntropy, Losses
+from stepless.networks.training import Plan, train
 
 OUTPUTS = {"binary": 1, "multiclass": 3, "multilabel": 2}
 PORTFOLIO = {

@@ -11,19 +11,19 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from stepless.booster import MetricBooster
-from stepless.booster_files import trimmed_lightgbm
-from stepless.booster_members import BoosterMember, catboost_bytes
-from stepless.calibration import Identity
 from stepless.costs import Costs
 from stepless.estimator import MetricClassifier
 from stepless.export import to_onnx
-from stepless.export_inputs import feed
-from stepless.frames import read_table
 from stepless.loading import load
 from stepless.metrics import METRICS
-from stepless.preprocessing import fit_features
-from stepless.steppers import Rows, Settings, make_stepper
-from stepless.tree_export import make_forest
+from stepless.models.calibration import Identity
+from stepless.models.export_inputs import feed
+from stepless.models.preprocessing import fit_features
+from stepless.tables.frames import read_table
+from stepless.trees.files import trimmed_lightgbm
+from stepless.trees.members import BoosterMember, catboost_bytes
+from stepless.trees.nodes import make_forest
+from stepless.trees.steppers import Rows, Settings, make_stepper
 from tests.fitted import frame, make_model, net
 from tests.onnx_runs import check, session_of, unlike
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import stepless as sl
-from stepless.cells import Cell
-from stepless.contestants import BASELINE, CONTESTANTS
-from stepless.correlated import posterior
+from stepless.comparing.cells import Cell
+from stepless.comparing.contestants import BASELINE, CONTESTANTS
+from stepless.comparing.correlated import posterior
+from stepless.comparing.results import Results
+from stepless.comparing.verdicts import reach_verdict
 from stepless.outcome import Difference, Entry
-from stepless.results import Results
-from stepless.verdicts import reach_verdict
 
 NONE = np.empty(0)
 

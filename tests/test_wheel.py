@@ -58,7 +58,7 @@ BARE = [
     ("from stepless import TunedThreshold", "sklearn"),
     ("import stepless as sl; sl.compare", "sklearn"),
     ("import stepless as sl; sl.load", "sklearn"),
-    ("import stepless.checkpoints", "sklearn"),
+    ("import stepless.networks.checkpoints", "sklearn"),
     ("import stepless as sl; sl.plots", "plots"),
     ("import stepless.plots", "plots"),
     ("import stepless.integrations.jax", "jax"),
@@ -68,7 +68,7 @@ BARE = [
     ("import stepless.integrations.torchmetrics", "torchmetrics"),
     ("import stepless.integrations.transformers", "transformers"),
     ("import stepless.cli", "cli"),
-    ("import stepless.parquet_files", "cli"),
+    ("import stepless.tables.parquet", "cli"),
 ]
 #: The same with the extra ``sklearn``.
 WITH_SKLEARN = [

@@ -2,7 +2,7 @@
 
 import torch
 
-from stepless.dispatch import FUSED_CPU
+from stepless.kernels.dispatch import FUSED_CPU
 from stepless.steps import STEPS
 
 SMOOTH = [name for name in STEPS if name != "hard"]

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from stepless.booster import MetricBooster as MetricBooster
     from stepless.comparison import compare as compare
     from stepless.constraints import Constraint as Constraint
+    from stepless.cuts.tuning import Tuning as Tuning
     from stepless.estimator import MetricClassifier as MetricClassifier
-    from stepless.folders import ModelFileError as ModelFileError
     from stepless.loading import load as load
     from stepless.loss import MetricLoss as MetricLoss
     from stepless.loss import metric_loss as metric_loss
     from stepless.memory import Memory as Memory
     from stepless.metrics import METRICS as METRICS
     from stepless.metrics import metric as metric
+    from stepless.models.folders import ModelFileError as ModelFileError
     from stepless.outcome import Outcome as Outcome
     from stepless.ranking import RANKINGS as RANKINGS
     from stepless.ranking import Ranking as Ranking
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from stepless.steps import Step as Step
     from stepless.thresholds import tune_threshold as tune_threshold
     from stepless.tuned import TunedThreshold as TunedThreshold
-    from stepless.tuning import Tuning as Tuning
 
     ratio = for_formulas(numerics.ratio)
     root = for_formulas(numerics.root)
@@ -56,7 +56,7 @@ _NAMES = {
     "METRICS": "metrics", "RANKINGS": "ranking", "STEPS": "steps", "Constraint": "constraints", "Hard": "steps",
     "Identity": "steps", "Linear": "steps", "LogitSigmoid": "steps", "Memory": "memory", "Metric": "registry",
     "MetricLoss": "loss", "RaisedCosine": "steps", "Ranking": "ranking", "Schedule": "schedules", "Sigmoid": "steps",
-    "State": "state", "Step": "steps", "Tuning": "tuning", "accumulate": "accumulation", "curves": "curves",
+    "State": "state", "Step": "steps", "Tuning": "cuts.tuning", "accumulate": "accumulation", "curves": "curves",
     "metric": "metrics", "metric_loss": "loss", "presets": "presets", "score": "scoring",
     "shared_fits": "sharing", "tune_threshold": "thresholds",
 }  # fmt: skip
@@ -64,7 +64,7 @@ _NAMES = {
 _EXTRAS = {
     "MetricBooster": ("booster", "sklearn"),
     "MetricClassifier": ("estimator", "sklearn"),
-    "ModelFileError": ("folders", "safetensors"),
+    "ModelFileError": ("models.folders", "safetensors"),
     "Outcome": ("outcome", "sklearn"),
     "TunedThreshold": ("tuned", "sklearn"),
     "boosting": ("boosting", "torch"),

@@ -14,19 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepless.boosting import Library
-from stepless.choosing import Choice, check_cut, choose, expected, foreseeable, given_cut
 from stepless.costs import Costs, Floats, Form
+from stepless.ensembles.choosing import Choice, check_cut, choose, expected, foreseeable, given_cut
+from stepless.ensembles.growing import Growth, Watch, grow
+from stepless.ensembles.portfolio import Ensemble, are_draws, make_folds, merge_rows
+from stepless.ensembles.predicting import Predicting
 from stepless.extras import needs
-from stepless.growing import Growth, Watch, grow
-from stepless.model import Model, library_versions, mean_score
+from stepless.models.model import Model, library_versions, mean_score
+from stepless.models.preprocessing import Features, fit_features
 from stepless.numerics import is_whole
 from stepless.params import json_params
-from stepless.portfolio import Ensemble, are_draws, make_folds, merge_rows
-from stepless.predicting import Predicting
-from stepless.preprocessing import Features, fit_features
 from stepless.rules import Rule
 from stepless.scoring import make_path
-from stepless.steppers import Settings, in_our_words, library_module
+from stepless.trees.steppers import Settings, in_our_words, library_module
 
 with needs("MetricBooster needs scikit-learn", "sklearn", "sklearn"):
     from sklearn.utils import check_random_state
@@ -88,7 +88,7 @@ class MetricBooster(Predicting):
             constraints, minus their mean cross-entropy. Of two classes it is the metric at the best of all cuts, unless
             ``threshold`` is ``"half"``. Where no rows are held out, it is that of all.
 
-    Those of `stepless.predicting.Predicting` as well.
+    Those of `stepless.ensembles.predicting.Predicting` as well.
 
     Example:
         >>> from sklearn.datasets import make_classification

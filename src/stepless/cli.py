@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from stepless.console import note, told, typer
+from stepless.commands.console import note, told, typer
 
 app = typer.Typer(
     name="stepless",
@@ -109,7 +109,7 @@ def _told() -> Iterator[None]:
         try:
             yield
         except ValueError as error:
-            from stepless.cli_asked import in_options  # noqa: PLC0415 - see above
+            from stepless.commands.asked import in_options  # noqa: PLC0415 - see above
 
             if in_options(str(error)) == str(error):
                 raise
@@ -131,7 +131,7 @@ def demo(
     """See it work: compare on a real, imbalanced table that ships with scikit-learn. Takes about a minute."""
     with _told():
         note("stepless demo: F1 on breast-cancer measurements, one in ten of them malignant")
-        from stepless.cli_compare import Plan, run_demo  # noqa: PLC0415 - see above
+        from stepless.commands.comparisons import Plan, run_demo  # noqa: PLC0415 - see above
 
         run_demo(Plan(jobs=jobs, out=out, resume=resume, json=json), seed=seed)
 
@@ -177,8 +177,8 @@ def compare(
     """
     with _told():
         note(f"stepless compare: {metric} on {file}")
-        from stepless.cli_asked import Asked, keys  # noqa: PLC0415 - see above
-        from stepless.cli_compare import Plan, run_compare  # noqa: PLC0415
+        from stepless.commands.asked import Asked, keys  # noqa: PLC0415 - see above
+        from stepless.commands.comparisons import Plan, run_compare  # noqa: PLC0415
 
         asked = Asked(
             file, target, metric, tuple(option), minimize, subject_to, average, positive, weight, groups, tuple(drop),
@@ -242,8 +242,8 @@ def train(
     with _told():
         if int(os.environ.get("RANK", "0")) == 0:
             note(f"stepless train: {before or file or ''}")
-        from stepless.cli_asked import Asked  # noqa: PLC0415 - see above
-        from stepless.cli_model import from_before, run_train  # noqa: PLC0415
+        from stepless.commands.asked import Asked  # noqa: PLC0415 - see above
+        from stepless.commands.models import from_before, run_train  # noqa: PLC0415
 
         given: dict[str, Any] = {
             "file": file, "target": target, "metric": metric, "options": tuple(option), "minimize": minimize,
@@ -275,9 +275,9 @@ def predict(
     """Predict any number of rows in bounded memory: probability, decision and label of each."""
     with _told():
         note(f"stepless predict: {file}")
-        from stepless.cli_asked import keys  # noqa: PLC0415 - see above
-        from stepless.cli_model import run_predict  # noqa: PLC0415
-        from stepless.table_files import Source  # noqa: PLC0415
+        from stepless.commands.asked import keys  # noqa: PLC0415 - see above
+        from stepless.commands.models import run_predict  # noqa: PLC0415
+        from stepless.tables.files import Source  # noqa: PLC0415
 
         source = Source(file, delimiter=delimiter, encoding=encoding, once=True)
         run_predict(model, source, out=out, keep=keys(keep))
@@ -320,8 +320,8 @@ def tune(
     """Find the best threshold for scores of any model, over every cut there is, with an interval."""
     with _told():
         note(f"stepless tune: {metric} on {file}")
-        from stepless.cli_asked import Asked  # noqa: PLC0415 - see above
-        from stepless.cli_scores import run_tune  # noqa: PLC0415
+        from stepless.commands.asked import Asked  # noqa: PLC0415 - see above
+        from stepless.commands.scores import run_tune  # noqa: PLC0415
 
         asked = Asked(
             file, target, metric, tuple(option), minimize, subject_to, average, positive, weight, seed=seed,
@@ -337,7 +337,7 @@ def metrics(
 ) -> None:
     """List the metrics that can be named, with their formulas."""
     with _told():
-        from stepless.cli_scores import run_metrics  # noqa: PLC0415 - see above
+        from stepless.commands.scores import run_metrics  # noqa: PLC0415 - see above
 
         run_metrics(name, json_too=json)
 

@@ -9,9 +9,10 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from stepless.cautions import describe_columns, find_cautions
-from stepless.cells import CellFolder, describe_run
-from stepless.comparison_input import (
+from stepless.comparing.cautions import describe_columns, find_cautions
+from stepless.comparing.cells import CellFolder, describe_run
+from stepless.comparing.contestants import BASELINE, CONTESTANTS, Aim, choose_contestants
+from stepless.comparing.given import (
     class_names,
     counted_rows,
     make_rule,
@@ -19,18 +20,17 @@ from stepless.comparison_input import (
     read_labels,
     read_rows,
 )
+from stepless.comparing.grid import Backend, Work, run_grid
+from stepless.comparing.results import Results, choose_rope, unmet
+from stepless.comparing.splits import count_folds, fewest_rows, split_rows
+from stepless.comparing.verdicts import reach_verdict
 from stepless.constraints import Constraint, parse_constraints
-from stepless.contestants import BASELINE, CONTESTANTS, Aim, choose_contestants
 from stepless.fingerprints import fingerprint, written
-from stepless.grid import Backend, Work, run_grid
-from stepless.model import library_versions
+from stepless.models.model import library_versions
 from stepless.outcome import Entry, Outcome, Progress, format_metric, format_number
 from stepless.progress_bars import progress_bar
-from stepless.results import Results, choose_rope, unmet
 from stepless.rules import Rule
-from stepless.splits import count_folds, fewest_rows, split_rows
 from stepless.tasks import Task
-from stepless.verdicts import reach_verdict
 
 
 def compare(
@@ -78,8 +78,8 @@ def compare(
             ``{-1, 1}``), otherwise the rarer class.
         sample_weight: One weight a row, for training and scores alike.
         groups: The group of each row; rows of a group are held out together.
-        contestants: Keys of `stepless.contestants.CONTESTANTS`; None for the default ones. The baseline always takes
-            part.
+        contestants: Keys of `stepless.comparing.contestants.CONTESTANTS`; None for the default ones. The baseline
+            always takes part.
         extra: Keys to add, such as ``"smote"``.
         without: Keys to leave out.
         folds: In how many parts the rows are divided; fewer where a class has fewer rows.

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from stepless.cuts.sweep import Floats, Sweep, score_counts, sweep
 from stepless.formula import resolve
 from stepless.metrics import METRICS
 from stepless.registry import Metric
-from stepless.sweep import Floats, Sweep, score_counts, sweep
 from stepless.thresholds import tune_threshold
 
 

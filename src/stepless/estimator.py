@@ -17,16 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stepless.choosing import Choice, Combine, Pool, check_cut, choose, given_cut
-from stepless.extras import needs
-from stepless.frames import Table
-from stepless.lineup import TREES, check_names, fit_others, lineup
-from stepless.members import Factory
-from stepless.model import Model, library_versions
-from stepless.nets import HIDDEN, Architecture
-from stepless.numerics import is_whole
-from stepless.params import json_params
-from stepless.portfolio import (
+from stepless.ensembles.choosing import Choice, Combine, Pool, check_cut, choose, given_cut
+from stepless.ensembles.lineup import TREES, check_names, fit_others, lineup
+from stepless.ensembles.portfolio import (
     CANDIDATES,
     Ensemble,
     Goal,
@@ -37,12 +30,19 @@ from stepless.portfolio import (
     make_folds,
     merge_rows,
 )
-from stepless.predicting import Predicting
-from stepless.preprocessing import Features, fit_features
+from stepless.ensembles.predicting import Predicting
+from stepless.extras import needs
+from stepless.models.members import Factory
+from stepless.models.model import Model, library_versions
+from stepless.models.preprocessing import Features, fit_features
+from stepless.networks.nets import HIDDEN, Architecture
+from stepless.networks.training import History, Plan, Report
+from stepless.numerics import is_whole
+from stepless.params import json_params
 from stepless.progress_bars import progress_bar
 from stepless.rules import Rule
-from stepless.steppers import library_module
-from stepless.training import History, Plan, Report
+from stepless.tables.frames import Table
+from stepless.trees.steppers import library_module
 
 with needs("MetricClassifier needs scikit-learn", "sklearn", "sklearn"):
     from sklearn.utils import check_random_state
@@ -97,11 +97,12 @@ class MetricClassifier(Predicting):
         model: ``"mlp"``, ``"linear"``, or a factory of a ``torch.nn.Module``, called without arguments or with the
             numbers of inputs and outputs.
         hidden: The widths of an mlp's layers.
-        candidates: Who takes part, some of `stepless.lineup.NAMES`: losses of the networks (``"cross_entropy"``,
-            ``"mixture"``, ``"metric"``, ``"blend"``, ``"cost_weighted"``), ``"linear"``, ``"trees"``,
-            ``"sampled_trees"`` (of a part of the rows and columns each) and ``"cost_trees"``. None for those that suit
-            the table. One that does not go with the metric is left out (costs have no samples average). Networks alone
-            take part with ``warm_start``, from the first fit on, in `partial_fit`, and where ``model`` is a factory.
+        candidates: Who takes part, some of `stepless.ensembles.lineup.NAMES`: losses of the networks
+            (``"cross_entropy"``, ``"mixture"``, ``"metric"``, ``"blend"``, ``"cost_weighted"``), ``"linear"``,
+            ``"trees"``, ``"sampled_trees"`` (of a part of the rows and columns each) and ``"cost_trees"``. None for
+            those that suit the table. One that does not go with the metric is left out (costs have no samples average).
+            Networks alone take part with ``warm_start``, from the first fit on, in `partial_fit`, and where ``model``
+            is a factory.
         combine: ``"stack"`` for the mean of all, weighted so that held-out rows are most likely; ``"best"`` for the one
             with the best metric on held-out rows, or their plain average where that is better.
         threshold: ``"expected"`` for the threshold (multiclass: offsets) that is best if every held-out row is of a
@@ -142,7 +143,7 @@ class MetricClassifier(Predicting):
         options_: Every way to decide that was tried, with its metric on held-out rows.
         history_: What happened in each epoch: ``train`` and ``held`` losses, ``(epochs, networks)``.
 
-    Those of `stepless.predicting.Predicting` as well. A loaded model has those alone.
+    Those of `stepless.ensembles.predicting.Predicting` as well. A loaded model has those alone.
 
     Example:
         >>> from sklearn.datasets import make_classification

@@ -16,15 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from stepless.booster_members import BoosterMember
-from stepless.calibration import BEND, CAP, LARGEST_SCORE, STRAIGHT, Calibration, Curve, Curves, Temperature
-from stepless.columns import LIMIT, NEAR, AsIs, Category, Number
-from stepless.export_inputs import OUTPUTS, all_numbers, input_names, missing_text
 from stepless.extras import needs
-from stepless.members import FactoryMember, Member, NetMember
-from stepless.model import Model
-from stepless.preprocessing import Features
-from stepless.tree_export import make_forest
+from stepless.models.calibration import BEND, CAP, LARGEST_SCORE, STRAIGHT, Calibration, Curve, Curves, Temperature
+from stepless.models.columns import LIMIT, NEAR, AsIs, Category, Number
+from stepless.models.export_inputs import OUTPUTS, all_numbers, input_names, missing_text
+from stepless.models.members import FactoryMember, Member, NetMember
+from stepless.models.model import Model
+from stepless.models.preprocessing import Features
+from stepless.trees.members import BoosterMember
+from stepless.trees.nodes import make_forest
 from stepless.whole_files import write_whole
 
 with needs("exporting to ONNX needs onnx", "onnx", "onnx"):
@@ -44,7 +44,7 @@ def to_onnx(model: Model, path: str | os.PathLike[str]) -> None:
 
     Inputs: a model of numbers alone takes ``X``, ``(N, columns)`` of double with NaN for missing. Any other takes an
     input for each column, named after it, ``(N, 1)`` of double or of string, where the empty text stands for missing
-    (`stepless.export_inputs.feed` makes these from a table; the file's metadata lists them). Outputs: ``label``,
+    (`stepless.models.export_inputs.feed` makes these from a table; the file's metadata lists them). Outputs: ``label``,
     ``probabilities`` and ``decision``, as `Model` gives them.
 
     Args:
@@ -203,7 +203,7 @@ def _category(graph: _Graph, value: str, column: Category) -> str:
 
 
 def _mean_score(graph: _Graph, matrix: str, model: Model) -> str:
-    """The score ``(N, outputs)``: logit or logarithm of the mean probability, as `stepless.model.mean_score` has it."""
+    """The score ``(N, outputs)``: the logit or logarithm that `stepless.models.model.mean_score` has."""
     values, weights = [], []
     for member, weight in zip(model.members, model.weights, strict=True):
         if weight > 0:
@@ -309,7 +309,7 @@ def _factory_nets(graph: _Graph, matrix: str, member: FactoryMember) -> str:
 
 
 def _probability(graph: _Graph, score: str, calibration: Calibration, outputs: int) -> str:
-    """Calibrated probabilities ``(N, outputs)``, operation by operation as `stepless.calibration` computes them."""
+    """Calibrated probabilities ``(N, outputs)``, as `stepless.models.calibration` computes them."""
     plain = getattr(calibration, "plain", calibration)
     score = graph.chain(score, ("Max", -LARGEST_SCORE), ("Min", LARGEST_SCORE))
     if isinstance(plain, Temperature):

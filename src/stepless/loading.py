@@ -7,7 +7,7 @@ from typing import Any
 
 from stepless.booster import MetricBooster
 from stepless.estimator import MetricClassifier
-from stepless.folders import ModelFileError
+from stepless.models.folders import ModelFileError
 from stepless.persist import load_model
 
 #: Estimators by the name that a model's settings hold.

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from stepless.constraints import parse_constraints
 from stepless.cross_entropy import Blending, asked_blending, cross_entropy_sums, mean_cross_entropy
-from stepless.dispatch import FUSED_CPU, TRITON_CLASSES, TRITON_COUNTS, TRITON_DECISIONS, Dispatcher
 from stepless.distributed import Gradients, make_reducer, world_size
 from stepless.formula import resolve
+from stepless.kernels.dispatch import FUSED_CPU, TRITON_CLASSES, TRITON_COUNTS, TRITON_DECISIONS, Dispatcher
 from stepless.memory import Memory, recall
 from stepless.metrics import METRICS
 from stepless.multipliers import FarReaching, grow, pull, relative_excess

@@ -270,7 +270,7 @@ class Outcome:
             folder: Where to.
             formats: Of the files.
         """
-        return import_module("stepless.comparison_plots").draw(self, folder, tuple(formats))
+        return import_module("stepless.comparing.plots").draw(self, folder, tuple(formats))
 
 
 def format_number(value: float | None, digits: int = 3, *, sign: bool = False) -> str:

@@ -1,8 +1,8 @@
 """Saving a `Model` to a folder and loading it: what is kept, and that it fits together when it comes back.
 
-`folders` brings bytes to the disk and back and finds what is damaged. Here they become a model: every value is checked
-for its type and its range, and the parts for fitting each other, before anything is returned. Nothing is run, imported
-or unpickled because a file says so.
+`stepless.models.folders` brings bytes to the disk and back and finds what is damaged. Here they become a model: every
+value is checked for its type and its range, and the parts for fitting each other, before anything is returned. Nothing
+is run, imported or unpickled because a file says so.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import stepless.booster_members  # noqa: F401 - it adds its kinds to those of members
-from stepless.calibration import Calibration
-from stepless.folders import ModelFileError, from_text, read_folder, to_text, write_folder
-from stepless.members import MEMBER_KINDS, Factory, Files, Member, check_keys
-from stepless.model import Model
-from stepless.preprocessing import Features
+import stepless.trees.members  # noqa: F401 - it adds its kinds to those of members
+from stepless.models.calibration import Calibration
+from stepless.models.folders import ModelFileError, from_text, read_folder, to_text, write_folder
+from stepless.models.members import MEMBER_KINDS, Factory, Files, Member, check_keys
+from stepless.models.model import Model
+from stepless.models.preprocessing import Features
 
 _KEYS = (
     "task", "classes", "positive", "metric", "features", "members", "calibration", "threshold", "versions", "settings",

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from stepless.curves import CostCurve, MetricCurve, NetBenefit, PrecisionRecall, Roc
+from stepless.cuts.sweep import Floats, score_counts, violation
+from stepless.cuts.tuning import Tuning
 from stepless.extras import needs
-from stepless.sweep import Floats, score_counts, violation
-from stepless.tuning import Tuning
 
 with needs("stepless.plots needs matplotlib", "plots", "matplotlib"):
     from matplotlib import pyplot as plt

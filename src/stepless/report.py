@@ -18,8 +18,8 @@ from string import Template
 import numpy as np
 
 from stepless.outcome import Entry, Outcome, difference_word, format_number, format_range, format_threshold
-from stepless.report_data import class_names, metric_name, page_data, short, shown
-from stepless.report_formulas import PRELUDE
+from stepless.page.figures import class_names, metric_name, page_data, short, shown
+from stepless.page.formulas import PRELUDE
 from stepless.whole_files import write_whole
 
 _MOST_COLUMNS = 200

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepless.constraints import parse_constraints
+from stepless.cuts.tuning import Tuning
 from stepless.formula import resolve, with_costs_of_decisions
 from stepless.registry import Metric
 from stepless.scoring import make_path, score
 from stepless.tasks import Task
 from stepless.thresholds import tune_threshold
-from stepless.tuning import Tuning
 
 #: Classes whose counts differ by no more than this share of the rows may change places from one fold to the next.
 _NEAR_EVEN = 0.02

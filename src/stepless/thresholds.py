@@ -10,15 +10,15 @@ import torch
 
 from stepless.constraints import parse_constraints
 from stepless.counts import Counts
+from stepless.cuts.labels import LabelData
+from stepless.cuts.offsets import ClassData
+from stepless.cuts.sweep import Floats, reachable, score_counts, sweep
+from stepless.cuts.tuning import Data, Job, Tuning, best_cut
 from stepless.formula import resolve
-from stepless.labels import LabelData
 from stepless.numerics import check_unmasked, is_whole
-from stepless.offsets import ClassData
 from stepless.ranking import find_ranking
 from stepless.registry import Metric
 from stepless.scoring import make_path
-from stepless.sweep import Floats, reachable, score_counts, sweep
-from stepless.tuning import Data, Job, Tuning, best_cut
 
 ScoreInputs = Literal["scores", "probabilities", "logits"]
 
@@ -43,8 +43,8 @@ def tune_threshold(
     Binary: exact. Multilabel: one threshold a label, exact for the averages that separate (macro, weighted; but not
     with ``zero_division=nan``, where a label that is left undefined may raise the mean of the others); for micro and
     samples a search that sweeps one label at a time, exactly, from several starts, until nothing improves
-    (`stepless.labels`). Multiclass: one offset a class, by the same kind of search (`stepless.offsets`); it never ends
-    below plain argmax. On problems so small that all rules can be tried, they are.
+    (`stepless.cuts.labels`). Multiclass: one offset a class, by the same kind of search (`stepless.cuts.offsets`); it
+    never ends below plain argmax. On problems so small that all rules can be tried, they are.
 
     Of cuts that score the same the one with the widest gap around it is taken. Constant scores, and all of a label's
     scores being the same, leave a choice between yes and no to all: a threshold of −inf or inf. A label (of several)

@@ -24,7 +24,7 @@ with needs("stepless.integrations.mlflow needs MLflow and pandas", "mlflow", "ml
 
 # After MLflow: without it the fix is its own extra, which brings what these need
 from stepless.loading import load
-from stepless.model import library_versions
+from stepless.models.model import library_versions
 
 if TYPE_CHECKING:
     from mlflow.models.model import ModelInfo

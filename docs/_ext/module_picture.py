@@ -1,0 +1,82 @@
+"""The directive `module-picture`: the layers of the package, drawn from the contracts that import-linter checks.
+
+A row is a layer, and imports what is below it. A box is a module, or a package with its own layers in it; what it is
+there for, the first line of its docstring, shows where the pointer rests.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "stepless"
+
+
+def layers() -> dict[str, list[list[str]]]:
+    """The layers within each container, from the top down.
+
+    >>> layers()["stepless"][:2], layers()["stepless.tables"][0]
+    ([['__main__'], ['cli']], ['reading'])
+    """
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    return {
+        contract["containers"][0]: [layer.split(" : ") for layer in contract["layers"]]
+        for contract in contracts
+        if contract["type"] == "layers"
+    }
+
+
+def job(module: str) -> str:
+    """The first line of a module's docstring.
+
+    >>> job("counts")
+    'The four cells of a confusion matrix, for one class or many, hard or soft.'
+    """
+    path = SOURCE / module.replace(".", "/")
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    return said.partition("\n")[0].replace("`", "")
+
+
+def picture() -> str:
+    """The layers as HTML."""
+    held = layers()
+    rows = (_row([_box(name, held) for name in layer]) for layer in held["stepless"])
+    return f'<div class="picture modules" role="img" aria-label="The modules in layers">{"".join(rows)}</div>'
+
+
+def _row(boxes: list[str]) -> str:
+    return f'<div class="layer">{"".join(boxes)}</div>'
+
+
+def _box(name: str, held: dict[str, list[list[str]]]) -> str:
+    inside = held.get(f"stepless.{name}", [])
+    rows = [_row([_named(f"{name}.{part}", part) + "</span>" for part in layer]) for layer in inside]
+    return _named(name, name, "package" if inside else "module") + "".join(rows) + "</span>"
+
+
+def _named(module: str, shown: str, kind: str = "part") -> str:
+    return f'<span class="{kind}" title="{escape(job(module))}"><b>{escape(shown)}</b>'
+
+
+class ModulePicture(Directive):
+    """The picture, where it is asked for."""
+
+    def run(self) -> list[nodes.Node]:
+        """One node of HTML."""
+        return [nodes.raw("", picture(), format="html")]
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Called by Sphinx."""
+    app.add_directive("module-picture", ModulePicture)
+    return {"parallel_read_safe": True}

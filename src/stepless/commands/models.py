@@ -1,0 +1,265 @@
+"""`stepless train` and `stepless predict`: a model folder from a table, and predictions from a model folder."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import os
+import shlex
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepless.commands.asked import COMPARISON, Asked
+from stepless.commands.console import Watch, as_json, clock, note, say
+from stepless.commands.problems import Problem, show_columns
+from stepless.comparing.contestants import CONTESTANTS, FITS, Aim, check_names, read_fit
+from stepless.loading import load
+from stepless.models.folders import check_place
+from stepless.models.model import Model
+from stepless.models.preprocessing import Category
+from stepless.networks.spread import leader, over_ranks
+from stepless.outcome import Outcome, format_number
+from stepless.persist import save_model
+from stepless.tables.files import Source, TableError
+from stepless.tables.frames import Kind
+from stepless.tables.reading import Chunk, read_chunks
+from stepless.whole_files import whole_file, whole_text
+
+#: What a model is made as, if nobody says otherwise: the estimator that chooses for itself.
+DEFAULT_CONTESTANT = "automatic"
+
+
+def from_before(folder: str | None, given: dict[str, Any], said: Collection[str]) -> Asked:
+    """What to fit: as a comparison was asked for, or as the options say; a file that is named is another table.
+
+    Args:
+        folder: Of the comparison.
+        given: All that is asked.
+        said: What of it the user wrote: this counts even where it is what would be taken anyway.
+    """
+    if folder is None:
+        for name in ("file", "target"):
+            if given[name] is None:
+                what = "a table" if name == "file" else "--target"
+                raise TableError(f"stepless train needs {what}, or --from with a folder of stepless compare.")
+        return Asked(**given)
+    asked = Asked.load(Path(folder))
+    if asked.file == "-" and given["file"] is None:
+        raise TableError(
+            f"the table of {folder} came from standard input; name it again: stepless train table.csv --from {folder},"
+            " or - to pipe it in."
+        )
+    kept = {name: given[name] for name in said if name in ("file", "seed", "delimiter", "encoding")}
+    for name in said:
+        if name not in kept and given[name] != getattr(asked, name):
+            raise TableError(
+                f"--from {folder} says what the model is for: {name.replace('_', '-')} is {getattr(asked, name)!r}"
+                f" there and {given[name]!r} here. Leave out the one or the other."
+            )
+    return replace(asked, **kept)
+
+
+def run_train(
+    asked: Asked, contestant: str | None, *, before: str | None, out: str | None, distributed: bool, json_too: bool
+) -> None:
+    """Fit a contestant on a whole table and save it.
+
+    Args:
+        asked: The table, and what the model is for.
+        contestant: Which; None for the winner of ``before``, or the usual one.
+        before: A folder of `stepless compare`.
+        out: The model's folder.
+        distributed: Whether the ranks of torchrun share the work.
+        json_too: Whether to answer in JSON.
+    """
+    compared = None if before is None else _compared(Path(before))
+    key = contestant or (DEFAULT_CONTESTANT if compared is None else compared.winner)
+    check_names((key,))
+    if distributed and CONTESTANTS[key].fit.startswith("boosting"):
+        raise TableError(f"--distributed shares networks among ranks; {CONTESTANTS[key].name} grows trees in threads.")
+    asked.check()
+    base = Path(before) if before is not None else Path(f"stepless-{Source(asked.file).stem}")
+    folder = Path(out) if out is not None else base / "model"
+    check_place(folder)  # as saving does, but before the time of a fit is spent
+    with over_ranks() if distributed else nullcontext():
+        first = not distributed or leader()
+        if first:
+            note(f"reading {asked.file}")
+        problem = asked.read()
+        if first:
+            show_columns(problem)
+            note(f"fitting: {CONTESTANTS[key].name}")
+        began = time.monotonic()
+        aim = _aim(asked, problem)
+        if compared is not None and compared.task == aim.task == "binary":
+            aim = replace(aim, pos_label=compared.positive)  # other rows may have the other class for the rarer one
+        fitted = _fitted(key, aim, problem, shown=first and sys.stderr.isatty())
+        if not first:
+            return
+    model = fitted.model_
+    if problem.labels is not None:
+        model = replace(model, classes=np.array(problem.labels, dtype=object))
+    save_model(model, folder)
+    _answer(model, key, folder, time.monotonic() - began, json_too=json_too)
+
+
+def _fitted(key: str, aim: Aim, problem: Problem, *, shown: bool) -> Any:
+    """A contestant on all rows, with a bar where somebody sees it."""
+    contestant = CONTESTANTS[key]
+    reason = contestant.why_not(aim.task, constrained=aim.subject_to is not None)
+    if reason is not None:
+        raise reason
+    fit = FITS[contestant.fit]
+
+    def build(aim: Aim) -> Any:
+        estimator = fit.build(aim)
+        return estimator.set_params(verbose=True) if shown and "verbose" in estimator.get_params() else estimator
+
+    return read_fit(contestant, replace(fit, build=build)(aim, problem.X, problem.y, problem.weight))
+
+
+def _compared(folder: Path) -> Outcome:
+    if not (folder / COMPARISON).exists():
+        raise TableError(
+            f"{folder} holds no finished comparison ({COMPARISON} is not there). Run stepless compare first, with"
+            " --resume if it was stopped, or name a contestant without --from."
+        )
+    return Outcome.from_json(folder / COMPARISON)
+
+
+def _aim(asked: Asked, problem: Problem) -> Aim:
+    classes = len(np.unique(problem.y))
+    task: Any = "multilabel" if problem.labels else "binary" if classes == 2 else "multiclass"
+    if asked.task not in (None, task):
+        raise TableError(f"--task {asked.task} does not fit the target, which is {task}.")
+    options = {**asked.metric_options, **({"maximize": False} if asked.minimize else {})}
+    return Aim(task, asked.metric, options, asked.subject_to, asked.average, problem.positive, asked.seed)
+
+
+def _answer(model: Model, key: str, folder: Path, seconds: float, *, json_too: bool) -> None:
+    score = model.settings.get("score")
+    if json_too:
+        print(as_json({
+            "model": str(folder), "contestant": key, "metric": model.metric, "task": model.task,
+            "classes": model.classes, "threshold": model.threshold, "held_out_score": score, "seconds": seconds,
+            "columns": list(model.features.names or ()),
+        }))  # fmt: skip
+        return
+    cut = f", threshold {format_number(model.threshold)}" if isinstance(model.threshold, float) else ""
+    say(f"Fitted {CONTESTANTS[key].name} in {clock(seconds)}{cut}.")
+    if score is not None:
+        say(f"{model.metric} on rows held out in turn, which the fit was chosen and cut by: {format_number(score)}.")
+    say(f"The model: {folder}")
+    say(f"To use it:  stepless predict {shlex.quote(str(folder))} new-rows.csv --out predictions.csv")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Predicting
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def run_predict(
+    model_folder: str, source: Source, *, out: str | None, keep: Sequence[str], quiet: bool = False
+) -> None:
+    """Predict the rows of a table one chunk after another, and write them as CSV.
+
+    Args:
+        model_folder: As `stepless train` wrote it.
+        source: The table; columns may stand in any order, and others beside them.
+        out: The file, compressed if it ends in ``.gz``; None for standard output.
+        keep: Columns of the table to write before the predictions.
+        quiet: Whether to leave out the progress.
+    """
+    model = load(model_folder).model_
+    if model.features.names is None:
+        raise TableError(f"the model in {model_folder} was fitted without names of columns, and a file has names.")
+    kinds: dict[str, Kind] = {
+        name: "category" if isinstance(column, Category) else "number"
+        for name, column in zip(model.features.names, model.features.columns, strict=True)
+    }
+    names = _headings(model)
+    twice = next((name for name in keep if keep.count(name) > 1), None)
+    if twice is not None:
+        raise TableError(f"--keep names the column {twice!r} twice; name each column once.")
+    clash = [name for name in keep if name in names]
+    if clash:
+        raise TableError(f"the column {clash[0]!r} is called as one of the predictions; it cannot be kept beside them.")
+    if out not in (None, "-") and source.path != "-" and _is_same(out, source.path):
+        raise TableError(f"--out {out} is the table itself, which the predictions would replace; name another file.")
+    done = 0
+    with _written(out) as file, nullcontext() if quiet else Watch("rows") as watch:
+        writer = csv.writer(file, lineterminator="\n")
+        for chunk in read_chunks(source, kinds, list(keep)):
+            if not done:  # and not before: who asks for what is not there gets no header either
+                writer.writerow([*keep, *names])
+            writer.writerows(zip(*chunk.kept.values(), *_predictions(model, chunk), strict=True))
+            done += chunk.table.rows
+            if watch is not None:
+                watch(done, None, "predicting")
+        if not done:
+            writer.writerow([*keep, *names])
+    if done == 0:
+        note(f"{source.name} has a header and no rows; so have the predictions.")
+    elif out is not None:
+        note(f"{done:,} rows predicted: {out}")
+
+
+def _headings(model: Model) -> list[str]:
+    """What is said of each row: the probability, yes or no, and the label; of several classes or labels, of each."""
+    if model.task == "binary":
+        return ["probability", "decision", "label"]
+    each = [f"probability_{name}" for name in model.classes]
+    if model.task == "multiclass":
+        return [*each, "label"]
+    return [heading for name in model.classes for heading in (f"probability_{name}", f"decision_{name}")]
+
+
+def _predictions(model: Model, chunk: Chunk) -> list[list[Any]]:
+    """The columns of `_headings`."""
+    probabilities = model.probabilities(chunk.table)
+    decided = model.decide_of(model.decision_of(probabilities))
+    if model.task == "binary":
+        yes = probabilities[:, model.positive].tolist()
+        return [yes, decided.astype(int).tolist(), model.labels_of(decided).tolist()]
+    columns = probabilities.T.tolist()
+    if model.task == "multiclass":
+        return [*columns, model.labels_of(decided).tolist()]
+    return [part for pair in zip(columns, decided.astype(int).T.tolist(), strict=True) for part in pair]
+
+
+def _is_same(one: Any, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:  # one of them is not there
+        return False
+
+
+@contextmanager
+def _written(out: str | None) -> Iterator[Any]:
+    """A file that is there when it is whole, or standard output."""
+    if out is None or out == "-":
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    path = Path(out)
+    if path.is_dir():
+        raise TableError(f"{out} is a folder; predictions go into a file.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix != ".gz":
+        with whole_text(path) as file:
+            yield file
+        return
+    with (
+        whole_file(path) as whole,
+        gzip.GzipFile("", "wb", fileobj=whole, mtime=0) as packed,
+        io.TextIOWrapper(packed, encoding="utf-8", newline="") as file,
+    ):
+        yield file

@@ -1,0 +1,1 @@
+"""What a comparison is made of: contestants, folds, results, tests and verdict."""

@@ -1,0 +1,132 @@
+"""One line that answers: is anything better than cross-entropy with a tuned threshold, and what is to be shipped?"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+
+from stepless.comparing.contestants import CONTESTANTS
+from stepless.outcome import Difference, Entry, format_number, format_range, format_threshold
+
+#: How sure one must be to say yes, or no.
+_SURE = 0.95
+
+
+def reach_verdict(
+    entries: Sequence[Entry],
+    baseline: str,
+    rope: float,
+    metric: str,
+    task: str,
+    broken: Collection[str] = (),
+    doubts: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[str, str]:
+    """The key of what to ship, and the verdict.
+
+    Yes needs a contestant that is better than the baseline by more than the rope with a probability of 95 %. No needs
+    that none is with more than 5 %. Whatever lies between cannot be told, and then the simpler way is kept.
+
+    Args:
+        entries: The contestants, best mean first.
+        baseline: The key of what they are compared with.
+        rope: Less than that is no difference.
+        metric: What is scored.
+        task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
+        broken: Keys of contestants that do not meet the constraints.
+        doubts: By key, why it is no evidence that a contestant differs from the baseline by the same in every fold.
+    """
+    able = [e for e in entries if e.failed is None and e.key not in broken]
+    base = next((e for e in entries if e.key == baseline), None)
+    if base is None or base not in able:
+        return _without_baseline(entries, able, base, metric)
+    others = [(e, e.difference) for e in able if e.difference is not None]
+    sure = [(e, gap) for e, gap in others if gap.better >= _SURE]
+    if sure:
+        best, gap = sure[0]
+        trained = CONTESTANTS[best.key].on_metric
+        rival = _rival(gap, others, rope, metric) if trained else ""
+        answer = "yes" if trained else f"yes, but not by training on {metric}"
+        return best.key, (
+            f"{answer}: {best.name} scores {metric} {format_number(best.mean)}, better by {format_number(gap.mean)}"
+            f" ({format_range(gap.interval)}) than {base.name} with {format_number(base.mean)}; by more than {rope:.2g}"
+            f" with a probability of {_percent(gap.better)}.{rival}"
+        )
+    kept = f"{_way(base, task)} ({metric} {format_number(base.mean)}, {format_range(base.interval)})"
+    if not others:
+        return base.key, f"cannot tell: {_why_none(entries, base, broken)}; keep {kept}."
+    likeliest, gap = max(others, key=lambda pair: (pair[1].better, pair[1].mean))
+    measured = (
+        f"{likeliest.name} is {_by(gap.mean)} ({format_range(gap.interval)}), and better by more than {rope:.2g} with a"
+        f" probability of {_percent(gap.better)}"
+    )
+    if gap.better <= 1 - _SURE:
+        return base.key, f"no: keep {kept}; of the others, {measured}."
+    if likeliest.key in doubts:
+        alike = f"{likeliest.name} is {_by(gap.mean)} in every fold, which is no evidence"
+        return base.key, f"cannot tell: {alike}, as {doubts[likeliest.key]}; until the data can tell, keep {kept}."
+    return base.key, f"cannot tell: {measured}; until more rows can tell, keep {kept}."
+
+
+def _rival(gap: Difference, others: Sequence[tuple[Entry, Difference]], rope: float, metric: str) -> str:
+    """Whether one that knows nothing of the metric until it is cut comes as far: then the training is not why."""
+    plain = [(e, other) for e, other in others if not CONTESTANTS[e.key].on_metric and other.mean >= gap.mean - rope]
+    if not plain:
+        return ""
+    name, mean = plain[0][0].name, plain[0][0].mean
+    return f" {name[:1].upper()}{name[1:]} does as well without training on {metric} ({format_number(mean)})."
+
+
+def _why_none(entries: Sequence[Entry], base: Entry, broken: Collection[str]) -> str:
+    """Why there is nothing to compare the baseline with."""
+    rest = [e for e in entries if e.key != base.key]
+    if not rest:
+        return "nothing else took part"
+    failed = sum(e.failed is not None for e in rest)
+    return (
+        "no other contestant could be fitted on every fold"
+        if failed == len(rest)
+        else "no other contestant meets the constraints"
+        if all(e.key in broken for e in rest)
+        else "no other contestant could be fitted on every fold and meets the constraints"
+    )
+
+
+def _without_baseline(
+    entries: Sequence[Entry], able: Sequence[Entry], base: Entry | None, metric: str
+) -> tuple[str, str]:
+    best = (able or [e for e in entries if e.failed is None])[0]
+    if base is not None and base.failed is None:
+        why = "does not meet the constraints"
+    else:
+        why = "could not be fitted" + (f" ({base.failed.rstrip('.')})" if base is not None and base.failed else "")
+    name = CONTESTANTS[best.key].name
+    if not able:
+        return (
+            best.key,
+            f"cannot tell: no contestant meets the constraints on rows it has not seen; {name} comes first.",
+        )
+    return best.key, (
+        f"cannot tell: the baseline {why}; of the others {name} comes first with {metric} {format_number(best.mean)}"
+        f" ({format_range(best.interval)})."
+    )
+
+
+def _way(base: Entry, task: str) -> str:
+    if task == "binary":
+        shown = format_threshold(base.threshold)
+        if shown == "–":  # some folds call every row positive, and as many call none
+            return "cross-entropy and a threshold on which the folds do not agree"
+        return f"cross-entropy and a threshold {'that' if shown.startswith('calls') else 'of'} {shown}"
+    return f"cross-entropy and {'its class offsets' if task == 'multiclass' else 'a threshold for each label'}"
+
+
+def _by(gain: float) -> str:
+    """In words, because of metrics of which less is better a sign would say the opposite."""
+    shown = format_number(abs(gain))
+    return f"{'worse' if gain < 0 else 'better'} by {shown}" if float(shown) else "the same"
+
+
+def _percent(probability: float) -> str:
+    if probability < 0.005:
+        return "less than 1 %"
+    return "more than 99 %" if probability > 0.995 else f"{100 * probability:.0f} %"

@@ -1,0 +1,248 @@
+"""What a tuning is asked for and what it found, whatever the task."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from stepless.averaging import Average
+from stepless.constraints import Constraint
+from stepless.counts import Counts
+from stepless.cuts.sweep import ROUNDING, Floats, Sweep, best_entry, merit, score_counts, violation
+from stepless.numerics import is_whole
+from stepless.registry import Metric
+
+#: How good a rule is: (−violation, merit), the first before the second.
+Key = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be tuned."""
+
+    metric: Metric
+    constraints: tuple[Constraint, ...]
+    task: str
+    average: Average
+    inputs: str
+    restarts: int
+    random_state: int
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The metric, and those of the constraints."""
+        return (self.metric, *(c.metric for c in self.constraints))
+
+    def judge(self, values: list[Floats]) -> tuple[Floats | float, Floats]:
+        """How far the constraints are broken, and the merit, from the values of `metrics`."""
+        own, *held = values
+        return violation(self.constraints, held), merit(self.metric, own)
+
+    def best(self, values: list[Floats], gaps: Floats | None = None) -> tuple[int, Key]:
+        """Of many rules the first of the best, or of equals that with the widest gap, and its key."""
+        broken, merits = self.judge(values)
+        broken = np.broadcast_to(broken, merits.shape)
+        allowed = np.flatnonzero(broken == broken.min())
+        best = allowed[np.argmax(merits[allowed])]
+        if gaps is not None and np.isfinite(merits[best]):
+            equals = allowed[merits[allowed] >= merits[best] - ROUNDING * abs(merits[best])]
+            best = equals[np.argmax(gaps[equals])]
+        return int(best), (-float(broken[best]), float(merits[best]))
+
+    def aimed_at(self, constraint: Constraint, others: tuple[Constraint, ...]) -> Job:
+        """The job of bringing one constraint's metric as far to its good side as others allow."""
+        metric = replace(constraint.metric, greater_is_better=constraint.at_least)
+        return replace(self, metric=metric, constraints=others)
+
+    def others(self, constraint: Constraint) -> tuple[Constraint, ...]:
+        """The constraints but one."""
+        return tuple(c for c in self.constraints if c is not constraint)
+
+
+@dataclass(frozen=True, eq=False)
+class Data(ABC):
+    """What a rule is tuned on, as it was read: the scores, the targets and the weights, one a row."""
+
+    job: Job
+    x: Floats
+    y: np.ndarray[Any, Any]
+    w: Floats | None
+
+    @abstractmethod
+    def tune(self) -> Tuning:
+        """The best rule on these rows."""
+
+    @abstractmethod
+    def score(self, threshold: Any) -> float:
+        """The metric of a rule on these rows."""
+
+    def resample(self, times: Floats) -> Self:
+        """The same rows, each so many times."""
+        kept = times > 0
+        weight = times[kept] if self.w is None else times[kept] * self.w[kept]
+        return replace(self, x=self.x[kept], y=self.y[kept], w=weight)
+
+
+class Interval(NamedTuple):
+    """A bootstrap interval of a tuned threshold (one pair, or one a label or class) and of its score."""
+
+    threshold: Any
+    score: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `tune_threshold` found. Pass it as ``threshold=`` to `stepless.score` or `stepless.MetricLoss`.
+
+    It can be copied and pickled wherever its metric can: a name or a text formula can, a lambda cannot.
+
+    Attributes:
+        threshold: Say yes where score ≥ threshold. Multilabel: one a label. Multiclass: one offset a class, to be
+            subtracted from the log-probabilities before the argmax.
+        score: The metric there, on the data it was tuned on: what was chosen, not what to expect of new data.
+        counts: The confusion counts there; one entry a label or class where there are several.
+        task: The task.
+        inputs: What the scores are.
+        sweeps: The counts at every cut: of the scores, or of each label. Empty for multiclass.
+        metric: What was tuned for.
+        data: What it was tuned on.
+    """
+
+    threshold: Any
+    score: float
+    counts: Counts = field(compare=False)
+    task: str
+    inputs: str
+    sweeps: tuple[Sweep, ...] = field(repr=False, compare=False)
+    metric: Metric = field(repr=False, compare=False)
+    data: Data = field(repr=False, compare=False)
+
+    def curve(self, label: int = 0) -> tuple[Floats, Floats]:
+        """Thresholds, descending, and the metric at each: of the binary scores, or of one label."""
+        if not self.sweeps:
+            raise ValueError("multiclass has offsets and no threshold, so there is no curve over it.")
+        if not 0 <= label < len(self.sweeps):
+            raise ValueError(f"label must be one of the {len(self.sweeps)} there are, counted from 0; got {label}.")
+        swept = self.sweeps[label]
+        return swept.thresholds, score_counts(self.metric, swept.counts)
+
+    def interval(self, n_boot: int = 200, *, confidence: float = 0.95, random_state: int = 0) -> Interval:
+        """Percentile intervals over resampled rows.
+
+        The threshold is tuned anew on each resample; the score is that of *this* threshold on the resample. Resamples
+        that cannot be tuned say nothing of the threshold; there is a warning where they are most of them.
+        """
+        if not is_whole(n_boot) or n_boot < 2 or not 0 < confidence < 1:
+            raise ValueError(f"n_boot must be at least 2 and confidence in (0, 1); got {n_boot} and {confidence}.")
+        rng, size = np.random.default_rng(random_state), len(self.data.x)
+        thresholds, scores = [], []
+        for _ in range(n_boot):
+            resampled = self.data.resample(rng.multinomial(size, np.full(size, 1 / size)).astype(float))
+            scores.append(resampled.score(self.threshold))
+            try:
+                thresholds.append(resampled.tune().threshold)
+            except ValueError:
+                # a resample may have one class only, or no feasible cut: it says nothing of the threshold
+                continue
+        ends = [(1 - confidence) / 2, (1 + confidence) / 2]
+        if not thresholds:
+            raise ValueError(
+                "no resample could be tuned: too few rows of one class, or the constraints hold too rarely."
+            )
+        if 2 * len(thresholds) < n_boot:
+            warnings.warn(
+                f"only {len(thresholds)} of {n_boot} resamples could be tuned, because the others had too few rows of"
+                " one class or the constraints could not be met: the threshold is less certain than its interval says.",
+                stacklevel=2,
+            )
+        defined = np.array(scores)[~np.isnan(scores)]
+        if len(defined) < n_boot:
+            warnings.warn(
+                f"the metric is undefined on {n_boot - len(defined)} of {n_boot} resamples: the interval of the score"
+                " is that of the others.",
+                stacklevel=2,
+            )
+        low, high = np.quantile(np.array(thresholds, dtype=float), ends, axis=0, method="nearest")
+        score = np.quantile(defined, ends) if len(defined) else (math.nan, math.nan)
+        pairs = (float(low), float(high)) if np.ndim(low) == 0 else tuple(zip(low.tolist(), high.tolist(), strict=True))
+        return Interval(pairs, (float(score[0]), float(score[1])))
+
+    def __float__(self) -> float:
+        if isinstance(self.threshold, tuple):
+            each = "offset a class" if self.task == "multiclass" else "threshold a label"
+            raise TypeError(f"a {self.task} tuning has one {each}, and so is no single number; see its threshold.")
+        return float(self.threshold)
+
+
+def improves(trial: Key, key: Key) -> bool:
+    """Whether a key is better by more than the rounding of sums that were added up in another order."""
+    for new, old in zip(trial, key, strict=True):
+        if not math.isclose(new, old, rel_tol=ROUNDING):
+            return new > old
+    return False
+
+
+def best_cut(job: Job, swept: Sweep) -> int:
+    """The best entry of a sweep."""
+    merits, broken = np.empty(len(swept.tp)), np.zeros(len(swept.tp) if job.constraints else 1)
+    for part in swept.parts():
+        counts = swept.at(part)
+        broken[part if job.constraints else slice(None)], merits[part] = job.judge(
+            [score_counts(metric, counts) for metric in job.metrics]
+        )
+    if broken.min() > 0:
+        raise infeasible(job, _best_over(job, [score_counts(c.metric, swept.counts) for c in job.constraints]))
+    return best_entry(swept, merits, broken if job.constraints else 0.0)
+
+
+def _best_over(job: Job, values: list[Floats]) -> BestValue:
+    """The best value of a constraint over every cut at which others hold."""
+
+    def value(constraint: Constraint) -> Floats:
+        return values[job.constraints.index(constraint)]
+
+    def best(constraint: Constraint, others: tuple[Constraint, ...]) -> float:
+        held = np.broadcast_to(violation(others, [value(c) for c in others]) == 0, values[0].shape)
+        had = value(constraint)[held & ~np.isnan(value(constraint))]
+        if len(had) == 0:
+            return float("nan")
+        return float(had.max() if constraint.at_least else had.min())
+
+    return best
+
+
+#: The best value that a constraint's metric has where others hold, NaN where they never do.
+BestValue = Callable[[Constraint, tuple[Constraint, ...]], float]
+
+
+def infeasible(job: Job, best: BestValue, *, searched: bool = False) -> ValueError:
+    """The error that says what could be had instead: over every cut, or where a search ended."""
+    word = "found" if searched else "attainable"
+    none = "no threshold was found that meets" if searched else "no threshold meets"
+    wanted = " and ".join(map(str, job.constraints))
+
+    def say(constraint: Constraint, value: float) -> str:
+        name = constraint.metric.name
+        return f"the best {word} {name} is {value:.6g}" if not math.isnan(value) else f"{name} is undefined throughout"
+
+    alone = [(c, best(c, ())) for c in job.constraints]
+    hopeless = [(c, value) for c, value in alone if not c.violation(value) <= 0]
+    if len(alone) == 1:
+        return ValueError(f"{none} {wanted}: {say(*alone[0])}.")
+    if hopeless:
+        said = " and ".join(f"{say(c, value)}, which misses {c} even by itself" for c, value in hopeless)
+        return ValueError(f"{none} {wanted}: {said}.")
+    given = [(c, best(c, job.others(c))) for c in job.constraints]
+    said = ", and ".join(
+        f"where {' and '.join(map(str, job.others(c)))} hold{'s' * (len(alone) == 2)}, {say(c, value)}"
+        for c, value in given
+        if not math.isnan(value)
+    )
+    said = said or ", ".join(say(c, value) for c, value in alone)
+    return ValueError(f"{none} {wanted}: each can be met by itself, but not together; {said}.")

@@ -1,0 +1,404 @@
+"""Which ensembles decide, and where: settled by held-out rows.
+
+Scores of rows that an ensemble was not trained on say what it is worth: they weigh the ensembles
+(`stepless.ensembles.stacking`), or choose one by its metric. A threshold that is tuned on them is judged by
+cross-fitting, each fold decided by what was tuned on the others. So what is compared has seen nothing of the rows it is
+compared on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepless.constraints import Constraint, parse_constraints
+from stepless.ensembles.portfolio import Ensemble, Floats
+from stepless.ensembles.stacking import stack_weights
+from stepless.models.calibrating import fit_calibration
+from stepless.models.calibration import Calibration, Identity
+from stepless.models.model import mean_score
+from stepless.rules import Held, Rule
+from stepless.scoring import make_path
+from stepless.thresholds import tune_threshold
+
+#: Where to cut: where the metric is best in expectation, at the best threshold, at ½, or at the better of these two.
+Cut = Literal["expected", "auto", "tuned", "half"]
+#: Who decides: all ensembles, each by its weight; or the one whose held-out rows have the best metric.
+Combine = Literal["stack", "best"]
+
+#: Scores that differ by less are equal: the order of additions must not choose.
+_SAME = 1e-9
+#: A class of less probability does not count for a row's expected class, where another one does.
+_UNLIKELY = 0.02
+#: How many probabilities are looked at to find the expected offsets of classes.
+_LARGEST = 2_000_000
+#: The share of rows that an expected cut leaves out at least.
+_LEFT_OUT = 0.05
+#: How many held-out scores a pool keeps.
+_MOST = 20_000
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Held-out scores to calibrate and cut by.
+
+    Attributes:
+        scores: Of every loss, ``(losses, rows)`` and a dimension over classes or labels where there is one.
+        target: Of the rows.
+        weight: Of the rows.
+        folds: The fold of each.
+    """
+
+    scores: NDArray[np.float64]
+    target: NDArray[np.int64]
+    weight: NDArray[np.float64] | None
+    folds: NDArray[np.int64]
+
+    def after(self, old: Pool | None) -> Pool:
+        """These and older ones, as many of the latest as there is room for."""
+        if old is None:
+            return self
+        weights = None
+        if old.weight is not None or self.weight is not None:
+            weights = [np.ones(len(p.target)) if p.weight is None else p.weight for p in (old, self)]
+        return Pool(
+            np.concatenate([old.scores, self.scores], 1)[:, -_MOST:],
+            np.concatenate([old.target, self.target])[-_MOST:],
+            None if weights is None else np.concatenate(weights)[-_MOST:],
+            np.concatenate([old.folds, self.folds])[-_MOST:],
+        )
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to decide, and what it is worth.
+
+    Attributes:
+        name: The ensemble, ``"average"`` of all, or ``"stack"`` of all by their weights.
+        weights: Of the ensembles.
+        tuned: Whether the threshold is tuned; otherwise it is ½, or the largest probability.
+        score: The metric of the held-out rows' decisions.
+        violation: How far these are from meeting the constraints; 0 where they are met, infinite where no threshold
+            tuned without one of the folds meets them.
+    """
+
+    name: str
+    weights: tuple[float, ...]
+    tuned: bool
+    score: float
+    violation: float = 0.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen, on what grounds.
+
+    Attributes:
+        option: The best one.
+        options: All, in the order they were tried.
+        calibration: From its scores to probabilities.
+        threshold: In probabilities; one a label, or the classes' offsets.
+    """
+
+    option: Option
+    options: tuple[Option, ...]
+    calibration: Calibration
+    threshold: float | tuple[float, ...]
+
+
+def check_cut(cut: Any, subject_to: Any) -> tuple[Constraint, ...]:
+    """The constraints; a ValueError where a way to cut is none, or leaves no room for them."""
+    named = isinstance(cut, str)
+    if (named and cut not in get_args(Cut)) or cut is None or isinstance(cut, bool):
+        raise ValueError(
+            f"threshold must be one of {', '.join(map(repr, get_args(Cut)))}, or the threshold itself: a probability,"
+            f" one a label, offsets of the classes, or a Tuning; got {cut!r}."
+        )
+    constraints = parse_constraints(subject_to)
+    if constraints and (cut == "half" or not named):
+        shown = f'"{cut}"' if named else repr(cut)
+        raise ValueError(f"constraints are met by moving the threshold; threshold={shown} leaves it where it is.")
+    return constraints
+
+
+def given_cut(cut: Any, rule: Rule) -> float | tuple[float, ...]:
+    """A threshold that the user has settled, in probabilities: one, one a label, or the classes' offsets.
+
+    It is a number or several, or what `stepless.tune_threshold` found.
+    """
+    path = make_path((rule.resolved,), task=rule.task, average=rule.average, inputs="probabilities", threshold=cut)
+    found: Any = path.offsets if rule.task == "multiclass" else path.cuts
+    count = len(rule.classes)
+    if isinstance(found, float):
+        return found if rule.task == "binary" else (found,) * count
+    if rule.task != "binary" and np.shape(found) == (count,):
+        return tuple(found)
+    wanted = "a probability" if rule.task == "binary" else f"one number for each of the {count} classes or labels"
+    raise ValueError(f"threshold must be {wanted}; got {cut!r}.")
+
+
+def choose(
+    ensembles: Sequence[Ensemble],
+    rule: Rule,
+    target: NDArray[Any],
+    weight: NDArray[Any] | None,
+    folds: NDArray[np.int64],
+    *,
+    cut: Any = "auto",
+    combine: Combine = "best",
+    calibrate: bool = True,
+) -> Choice:
+    """The weighted mean of the ensembles, or the best of them and of their average; and its threshold.
+
+    Args:
+        ensembles: What there is to choose from.
+        rule: How scores are tuned and decisions scored; its method is ``"predict_proba"``.
+        target: Of the held-out rows, in the order of the ensembles' scores.
+        weight: Of these rows.
+        folds: The fold of each.
+        cut: Which thresholds are considered, or the one that is taken. Constraints are met by a tuned one alone;
+            held-out rows of one class can tune none. Without a calibration, or for an average over samples, an expected
+            one of several classes or labels is the better of the others.
+        combine: Whether all ensembles decide together, or the best.
+        calibrate: Whether probabilities are calibrated; otherwise they are the ensemble's own.
+    """
+    constraints = check_cut(cut, rule.subject_to)
+    count = len(ensembles)
+    ways = [(e.name, tuple(float(i == place) for i in range(count))) for place, e in enumerate(ensembles)]
+    if count > 1 and combine == "stack":
+        ways = [("stack", stack_weights([e.held for e in ensembles], target, weight, rule.task))]
+    elif count > 1:
+        ways.append(("average", (1 / count,) * count))
+    if cut == "expected" and foreseeable(rule, calibrate=calibrate) and not constraints and _can_tune(rule, target):
+        return _best_expected(ensembles, ways, rule, target, weight, folds, calibrate=calibrate)
+    if not isinstance(cut, str):
+        return _best_given(ensembles, ways, rule, target, weight, given_cut(cut, rule), calibrate=calibrate)
+    tuned = [True] if constraints or cut == "tuned" else [False] if cut == "half" else [False, True]
+    if not constraints and not _can_tune(rule, target):
+        tuned = [False]
+    options, failure = [], None
+    for name, weights in ways:
+        held = Held(_probabilities(ensembles, weights, rule), target, weight, np.arange(len(target)), folds)
+        for moves in tuned:
+            try:
+                decided, broken = _decided(rule, held, constraints) if moves else (_at_half(rule, held), 0.0)
+            except ValueError as error:
+                if not constraints:
+                    raise
+                failure = failure or error
+                continue
+            options.append(Option(name, weights, moves, rule.score(decided, target, weight), broken))
+    if not options and failure is not None:
+        raise failure
+    best = _best(options, rule)
+    scores = _scores(ensembles, best.weights, rule)
+    plain = Identity(rule.task)
+    calibration = fit_calibration(scores, target, weight, rule.task) if calibrate else plain
+    held = Held(calibration.probabilities(scores), target, weight, np.arange(len(target)), folds)
+    threshold = rule.tune(held).threshold if best.tuned else _half_of(calibration, rule)
+    return Choice(best, tuple(options), calibration, threshold)
+
+
+def _best_expected(
+    ensembles: Sequence[Ensemble], ways: Sequence[tuple[str, tuple[float, ...]]], rule: Rule, target: NDArray[Any],
+    weight: NDArray[Any] | None, folds: NDArray[np.int64], *, calibrate: bool,
+) -> Choice:  # fmt: skip
+    """The best of some ways, each at the threshold that is best in expectation."""
+    found = {}
+    for name, weights in ways:
+        choice = expected(_scores(ensembles, weights, rule), rule, target, weight, folds, calibrate=calibrate)
+        option = replace(choice.option, name=name, weights=weights)
+        found[option] = replace(choice, option=option)
+    return replace(found[_best([*found], rule)], options=tuple(found))
+
+
+def _best_given(
+    ensembles: Sequence[Ensemble], ways: Sequence[tuple[str, tuple[float, ...]]], rule: Rule, target: NDArray[Any],
+    weight: NDArray[Any] | None, cut: float | tuple[float, ...], *, calibrate: bool,
+) -> Choice:  # fmt: skip
+    """The best of some ways at a threshold that is settled."""
+    found: dict[Option, Calibration] = {}
+    for name, weights in ways:
+        scores = _scores(ensembles, weights, rule)
+        calibration = fit_calibration(scores, target, weight, rule.task) if calibrate else Identity(rule.task)
+        score = rule.score(rule.decide(calibration.probabilities(scores), cut), target, weight)
+        found[Option(name, weights, False, score)] = calibration
+    best = _best([*found], rule)
+    return Choice(best, tuple(found), found[best], cut)
+
+
+def foreseeable(rule: Rule, *, calibrate: bool) -> bool:
+    """Whether there is an expected cut: of two classes always; cuts of several are in calibrated probabilities."""
+    return rule.task == "binary" or (calibrate and rule.average != "samples")
+
+
+def expected(
+    held: Floats, rule: Rule, target: NDArray[Any], weight: NDArray[Any] | None, folds: NDArray[np.int64], *,
+    calibrate: bool,
+) -> Choice:  # fmt: skip
+    """Calibrate held-out scores, and cut where the metric is best if rows are of a class as often as that says.
+
+    The best cut on true labels follows each of them, and of a rare class there are few. A calibration is a smooth fit
+    to all rows, and so is the metric's expectation under it. Constraints are for true labels, and have no place here.
+    Of two classes the cut leaves out at least 5 % of the rows, and says yes to some (`_leave_some`).
+
+    Args:
+        held: Logits of held-out rows of two classes or of labels, or log-probabilities of several classes.
+        rule: What is decided, and how it is scored.
+        target: Of these rows.
+        weight: Of these rows.
+        folds: The fold of each.
+        calibrate: Whether probabilities are to be the calibrated ones; the cut is the same either way. For several
+            classes and labels they are.
+    """
+    calibration: Calibration = fit_calibration(held, target, weight, rule.task)
+    p = calibration.probabilities(held)
+    threshold: float | tuple[float, ...]
+    if rule.task == "binary":
+        threshold, calibration = _expected_cut(p, rule, weight, folds, calibration, calibrate=calibrate)
+    else:
+        threshold = _expected_cuts(p, rule, weight)
+    score = rule.score(rule.decide(calibration.probabilities(held), threshold), target, weight)
+    option = Option("average", (1.0,), True, score)
+    return Choice(option, (option,), calibration, threshold)
+
+
+def _expected_cuts(p: Floats, rule: Rule, weight: NDArray[Any] | None) -> tuple[float, ...]:
+    """The thresholds of labels, or offsets of classes, at which the metric is best in expectation."""
+    rows = np.arange(len(p))
+    held = Held(p, p, weight, rows, rows)
+    if rule.task == "multiclass":  # a row counts for each class as much as it is likely
+        rows, classes = np.nonzero(p > np.minimum(_UNLIKELY, p.max(1, keepdims=True) / 2))
+        kept = rows % math.ceil(len(rows) * p.shape[1] / _LARGEST) == 0  # an even part where there are too many
+        rows, classes = rows[kept], classes[kept]
+        share = p[rows, classes] if weight is None else p[rows, classes] * weight[rows]
+        held = Held(p[rows], classes, share, rows, rows)
+    found = rule.tune(held).threshold
+    assert isinstance(found, tuple)
+    return found
+
+
+def _expected_cut(
+    p: Floats, rule: Rule, weight: NDArray[Any] | None, folds: NDArray[np.int64], calibration: Calibration, *,
+    calibrate: bool,
+) -> tuple[float, Calibration]:  # fmt: skip
+    """The threshold at which the metric of two classes is best in expectation, and the calibration it is for."""
+    cut = tune_threshold(p, p, rule.resolved, None, weight, inputs="probabilities").threshold
+    assert isinstance(cut, float)
+    if any(np.ptp(p[folds == fold]) > _SAME for fold in np.unique(folds)):
+        cut = _leave_some(cut, p, weight)
+    elif (p >= cut).any():  # no model tells rows apart, and folds differ by chance: it is all rows or none
+        cut = -math.inf
+    if not calibrate:
+        plain = Identity("binary")
+        cut = cut if math.isinf(cut) else float(plain.probabilities(calibration.inverse([cut]))[0])
+        calibration = plain
+    return cut, calibration
+
+
+def _leave_some(cut: float, p: Floats, weight: NDArray[Any] | None) -> float:
+    """The cut, moved up or down where it says the same of every row, or of all but a few.
+
+    Where rows can hardly be told apart, F1 is best if all are said to be positive. But a decision that is the same for
+    everybody is none, and nobody wants to ship it. It costs next to nothing to leave out the least likely rows.
+    """
+    values, place = np.unique(p, return_inverse=True)
+    if len(values) == 1:
+        return cut
+    below = np.bincount(place, weight).cumsum() / (len(p) if weight is None else float(np.sum(weight)))
+    if (p >= cut).any():
+        first = int(np.searchsorted(below, _LEFT_OUT))  # with all up to this value, enough are left out
+        first = min(first, len(values) - 2)
+        return max(cut, float(values[first] + values[first + 1]) / 2)
+    return float(values[-1] + values[-2]) / 2
+
+
+def _best(options: Sequence[Option], rule: Rule) -> Option:
+    """The option of least violation, then of best score; the first of equals."""
+    sign = 1 if rule.resolved.greater_is_better else -1
+
+    def merit(option: Option) -> tuple[float, float]:
+        score = -math.inf if math.isnan(option.score) else sign * option.score
+        return -option.violation, score
+
+    best = options[0]
+    for option in options[1:]:
+        (less, gain), (least, most) = merit(option), merit(best)
+        if less > least + _SAME or (less >= least - _SAME and gain > most + _SAME):
+            best = option
+    return best
+
+
+def _scores(ensembles: Sequence[Ensemble], weights: tuple[float, ...], rule: Rule) -> Floats:
+    """The scores of held-out rows, by the weighted mean of the ensembles' probabilities."""
+    stacked = np.stack([e.held for e in ensembles])
+    if rule.task == "binary":
+        return mean_score(stacked[..., None], np.array(weights), "binary")[:, 0]
+    return mean_score(stacked, np.array(weights), rule.task)
+
+
+def _probabilities(ensembles: Sequence[Ensemble], weights: tuple[float, ...], rule: Rule) -> Floats:
+    return Identity(rule.task).probabilities(_scores(ensembles, weights, rule))
+
+
+def _decided(rule: Rule, held: Held, constraints: Sequence[Constraint]) -> tuple[Any, float]:
+    """Decisions by a threshold that is tuned on other rows, and how far they are from meeting the constraints.
+
+    Where the constraints can be met on all rows, but not without one of the folds, they are by what is tuned on all,
+    infinitely far from it: any option that needs no such excuse is better.
+    """
+    try:
+        decided = _cross_fitted(rule, held)
+    except ValueError:
+        if not constraints:
+            raise
+        return rule.decide(held.scores, rule.tune(held).threshold), math.inf
+    return decided, _violation(constraints, rule, decided, held.target, held.weight)
+
+
+def _cross_fitted(rule: Rule, held: Held) -> Any:
+    """Decisions on each fold by what is tuned on the others, or by ½ where these have one class only.
+
+    A single fold is divided into halves.
+    """
+    folds = held.folds if len(np.unique(held.folds)) > 1 else np.arange(len(held.target)) % 2
+    decided = np.zeros(held.target.shape, bool if rule.task != "multiclass" else np.int64)
+    for fold in np.unique(folds):
+        here = folds == fold
+        part, others = held.part(here), held.part(~here)
+        tell = _can_tune(rule, others.target)
+        decided[here] = rule.decide(part.scores, rule.tune(others).threshold) if tell else _at_half(rule, part)
+    return decided
+
+
+def _can_tune(rule: Rule, target: Any) -> bool:
+    """Whether there are two classes; rows of one class cannot tell one threshold from another."""
+    return rule.task == "multilabel" or len(np.unique(target)) > 1
+
+
+def _violation(constraints: Sequence[Constraint], rule: Rule, decided: Any, target: Any, weight: Any) -> float:
+    total = 0.0
+    for constraint in constraints:
+        value = replace(rule, metric=constraint.metric, options={}, subject_to=None).score(decided, target, weight)
+        total += max(0.0, float(constraint.violation(value)))
+    return total
+
+
+def _at_half(rule: Rule, held: Held) -> Any:
+    """Decisions at ½, or for the largest probability."""
+    return rule.decide(held.scores, np.zeros(len(rule.classes)) if rule.task == "multiclass" else 0.5)
+
+
+def _half_of(calibration: Calibration, rule: Rule) -> float | tuple[float, ...]:
+    """Where calibrated probabilities are cut so that the ensemble's own are cut at ½."""
+    if rule.task == "multiclass":
+        return (0.0,) * len(rule.classes)
+    if rule.task == "binary":
+        return float(calibration.probabilities(np.zeros(1))[0])
+    labels = len(rule.classes)
+    return tuple(calibration.probabilities(np.zeros((1, labels)))[0].tolist())

@@ -1,0 +1,127 @@
+"""Who takes part in a portfolio: networks of several losses, a linear model, and boosted trees.
+
+Networks, a linear model and trees are wrong about different rows, so their mean is better than any of them; what each
+counts in it is settled by `stepless.ensembles.stacking`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stepless.costs import Costs, Form
+from stepless.ensembles.growing import grow
+from stepless.ensembles.logistic import fit_logistic
+from stepless.ensembles.portfolio import CANDIDATES, Ensemble, Goal, Rows, fit_ensembles
+from stepless.networks.nets import Architecture
+from stepless.networks.training import Plan
+from stepless.rules import Rule
+from stepless.scoring import make_path
+from stepless.sharing import once
+from stepless.trees.steppers import NothingToSplitError, Settings, library_module
+
+#: A linear model, fitted to cross-entropy.
+LINEAR = "linear"
+#: What trees see a part of, to differ from those that see all: of the rows and columns, and not too deep.
+_A_PART = {
+    "bagging_fraction": 0.8, "bagging_freq": 1, "feature_fraction": 0.7, "max_depth": 6, "lambda_l2": 3.0,
+}  # fmt: skip
+#: Boosted trees, what they are grown for, and LightGBM's parameters.
+TREES: dict[str, tuple[Form, dict[str, Any]]] = {
+    "trees": ("cross_entropy", {}),
+    "sampled_trees": ("cross_entropy", _A_PART),
+    "cost_trees": ("cost", {}),
+}
+#: Everything that can be asked for.
+NAMES = (*CANDIDATES, LINEAR, *TREES)
+
+_PLAIN = "cross_entropy"
+_LOSSES = (_PLAIN, "mixture")
+#: With fewer distinct rows trees have nothing to split.
+_FEWEST = 50
+_ROUNDS, _RATE, _PATIENCE = 150, 0.1, 50
+
+
+def check_names(names: Any) -> None:
+    """Raise unless these name who takes part, among them a loss of the networks; None leaves it to `lineup`."""
+    if names is None:
+        return
+    listed = isinstance(names, Collection) and not isinstance(names, str) and all(isinstance(n, str) for n in names)
+    if not listed or not names or len(set(names)) < len(names) or not set(names) <= set(NAMES):
+        raise ValueError(f"candidates must be some of {', '.join(map(repr, NAMES))}; got {names!r}.")
+    if not set(names) & set(CANDIDATES):
+        raise ValueError(
+            f"candidates must name a loss of the networks, one of {', '.join(map(repr, CANDIDATES))}; got {names!r}."
+            ' For trees alone use MetricBooster, for a linear model alone model="linear".'
+        )
+
+
+def lineup(names: Sequence[str] | None, rule: Rule, rows: int, *, networks_alone: bool) -> tuple[str, ...]:
+    """Who takes part.
+
+    Args:
+        names: Who was asked for; None for all who suit the table. Trees are among them where LightGBM is installed.
+        rule: What is to be decided.
+        rows: How many distinct rows there are to learn from.
+        networks_alone: Whether nobody else can: training goes on from networks, or they are the user's own.
+    """
+    one_label = rule.task != "multilabel"
+    if names is None:
+        trees = tuple(TREES) if one_label and rows >= _FEWEST and find_spec("lightgbm") is not None else ()
+        # of several classes all trees see a part, and more of them would take long
+        names = (*_LOSSES, LINEAR, *(name for name in trees if rule.task == "binary" or name != "sampled_trees"))
+    elif not one_label and set(names) & set(TREES):
+        raise ValueError(f"trees take one label a row; leave {', '.join(map(repr, TREES))} out of the candidates.")
+    if rule.subject_to is not None:  # costs have no room for constraints, which the threshold meets
+        names = [name for name in names if name != "cost_trees"]
+    return tuple(name for name in names if name in CANDIDATES or not networks_alone)
+
+
+def fit_others(
+    names: Sequence[str],
+    matrix: NDArray[np.float32],
+    target: NDArray[Any],
+    weight: NDArray[Any] | None,
+    goal: Goal,
+    rule: Rule,
+    plan: Plan,
+    folds: Sequence[Rows],
+    seed: int,
+    device: str | torch.device,
+    columns: int,
+) -> list[Ensemble]:
+    """The ensembles that are no networks of the portfolio's own shape: each without one fold, as those are.
+
+    ``columns`` is how many the table has, and the matrix may have more.
+    """
+    found = []
+    if LINEAR in names and goal.task == "binary":
+        data = (matrix, target, weight, *folds)
+        found.append(once(lambda: fit_logistic(LINEAR, matrix, target, weight, folds), (LINEAR, goal.task), data))
+    elif LINEAR in names:
+        net = Architecture("linear", matrix.shape[1], goal.outputs)
+        one = once(
+            lambda: fit_ensembles(matrix, target, weight, goal, (_PLAIN,), net, plan, folds, seed, device=device),
+            (LINEAR, goal.task, repr(net), repr(plan), str(seed), str(device)),
+            (matrix, target, weight, *folds),
+        ).ensembles[0]
+        found.append(Ensemble(LINEAR, one.member, one.held))
+    path = make_path((rule.resolved,), task=rule.task, average=rule.average)
+    for name in names:
+        if name in TREES:
+            library_module("lightgbm")
+            form, params = TREES[name]
+            costs = Costs(rule.resolved, path.task, len(rule.classes), path.average, form)
+            settings = Settings("lightgbm", _ROUNDS, _RATE, params, seed % 2**31, torch.get_num_threads(), columns)
+            watch: Any = "loss" if rule.subject_to is not None else "cut"
+            try:
+                growth = grow(matrix, target, weight, costs, settings, [*folds], _PATIENCE, watch)
+            except NothingToSplitError:  # the others know what there is to be known
+                continue
+            found.append(Ensemble(name, growth.ensemble.member, growth.ensemble.held))
+    return found

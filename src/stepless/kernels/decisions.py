@@ -1,0 +1,581 @@
+"""Fused twins of the path, for plain eager work on the CPU: the same values and gradients, fewer passes.
+
+From scores to loss is one autograd node here (`fused_loss`), or from scores to counts (`fused_counts`), where the loss
+needs more than the metric of one batch. The counting pass writes into a few buffers instead of making an array
+for each operation, and the small arithmetic from counts to loss runs as traced code on plain numbers, because torch
+spends microseconds on each scalar operation. The plain path is what this is tested against, and what runs whenever
+`stepless.kernels.dispatch` says so.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stepless.confusion import cells
+from stepless.kernels.tracing import Differentiated, differentiated, differentiated_classes, over_labels
+from stepless.steps import Factors, Step
+from stepless.tasks import Batch
+
+#: Scores in a block. Threads meet after every operation on one: a million scores of 8 labels take 0.75 of the time of
+#: cross-entropy in one block, 1.0 in two, 1.2 in four. Larger ones would hold more memory, and gain nothing.
+BLOCK = 1 << 20
+#: Up to so many scores numpy does the arithmetic; torch would not use a second thread either.
+FEW = 1 << 13
+#: Up to so many rows they are added in their own precision: what is lost is the rounding of a number or two.
+_SHORT = 1 << 10
+#: From so many labels on, their losses are computed together in numpy: below it costs more to call than to compute.
+_TOGETHER = 16
+#: Numbers that a processor adds at once: rows of multiples of it are added fastest.
+_VECTOR = 8
+#: Up to so many numbers torch adds in one thread.
+_ONE_THREAD = 1 << 15
+#: Entries of a row that is spread over all others: shorter ones are repeated, because torch goes row by row.
+_WIDE = 1024
+
+Differentiate = Callable[[Any, Any, Any, Any], Differentiated]
+
+#: Cells on which a traced formula is tried; the last have empty rows and columns.
+_PROBES = ((3.0, 1.0, 2.0, 4.0), (50.5, 0.25, 7.0, 1.0), (0.0, 0.0, 2.0, 5.0), (2.0, 3.0, 0.0, 0.0))
+
+
+class Deciding(NamedTuple):
+    """How scores become yes/no decisions: what is needed to count, whatever the counts are for.
+
+    Attributes:
+        step: The smooth step.
+        tau: The threshold.
+        labels: Whether dimension 1 of the batch holds labels, which are counted apart.
+    """
+
+    step: Step
+    tau: float
+    labels: bool
+
+
+class Objective(NamedTuple):
+    """What is computed from the counts: everything but the batch.
+
+    Attributes:
+        step: The smooth step.
+        tau: The threshold.
+        of: The loss of the cells ``(4,)`` of one label.
+        differentiate: The same with its partial derivatives, on plain numbers.
+        differentiate_each: The same on numpy arrays, for many labels at once.
+        over_labels: The same in a loop over few labels (`stepless.kernels.tracing.over_labels`).
+        labels: Whether dimension 1 of the batch holds labels, whose losses are averaged.
+        label_weight: Their weights in that average, where they are not equal.
+        joint: Multiclass: whether ``of`` reads the cells of all classes at once; otherwise classes are averaged.
+        blend: Multiclass: the share of cross-entropy in the loss.
+    """
+
+    step: Step
+    tau: float
+    of: Callable[[Any], Any]
+    differentiate: Differentiate
+    differentiate_each: Differentiate
+    over_labels: Callable[..., tuple[float, list[float], list[float]] | None]
+    labels: bool = False
+    label_weight: tuple[float, ...] | None = None
+    joint: bool = False
+    blend: float = 0.0
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def differentiators(of: Callable[[Any], Any]) -> tuple[Any, Any, Any] | None:
+    """Value and partial derivatives of a scalar function of cells ``(4,)``, traced: for numbers, arrays and few labels.
+
+    None unless they agree with torch: a user's formula may use what symbols have not; then torch differentiates it.
+    """
+    try:
+        of_numbers, of_arrays = differentiated(of), differentiated(of, arrays=True)
+        together = np.stack([np.broadcast_to(x, len(_PROBES)) for x in of_arrays(*np.array(_PROBES).T)], -1)
+        for probe, at_once in zip(_PROBES, together, strict=True):
+            cells = torch.tensor(probe, dtype=torch.float64, device="cpu", requires_grad=True)
+            value = of(cells)
+            expected = [value.item(), *torch.autograd.grad(value, cells)[0].tolist()]
+            for traced in (of_numbers(*probe), at_once):
+                if not np.allclose(traced, expected, rtol=1e-9, atol=1e-12, equal_nan=True):
+                    return None
+    except Exception:
+        return None
+    return of_numbers, of_arrays, over_labels(of)
+
+
+#: Cells of three classes on which a traced formula of all classes is tried; in the last, two are absent.
+_CLASS_PROBES = (
+    ((3.0, 1.0, 2.0, 4.0), (1.0, 3.0, 2.0, 4.0), (1.5, 0.5, 0.5, 7.5)),
+    ((4.0, 6.0, 0.0, 0.0), (0.0, 0.0, 6.0, 4.0), (0.0, 0.0, 0.0, 10.0)),
+)
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def traces_classes(of: Callable[[Any], Any]) -> bool:
+    """Whether a function of the cells of all classes can be traced, and agrees with torch."""
+    try:
+        traced = differentiated_classes(of, classes=3)
+        for probe in _CLASS_PROBES:
+            cells = torch.tensor(probe, dtype=torch.float64, device="cpu").T.contiguous().requires_grad_()
+            value = of(cells)
+            found = traced(*cells.detach().numpy())
+            expected = [value.item(), *torch.autograd.grad(value, cells)[0].numpy()]
+            if not all(np.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(found, expected, strict=True)):
+                return False
+    except Exception:
+        return False
+    return True
+
+
+class Node(NamedTuple):
+    """What a node from scores to loss does.
+
+    Attributes:
+        differentiated: The loss as a number and, where it is ``wanted``, its gradient.
+        plain: The loss as torch can differentiate it.
+    """
+
+    differentiated: Callable[..., tuple[float, Tensor | None]]
+    plain: Callable[[Batch, Objective], Tensor]
+
+
+def fused_loss(batch: Batch, objective: Objective, node: Node | None = None) -> Tensor:
+    """The loss of a batch, in one autograd node: that of decisions, or this one."""
+    return _apply(batch.scores, batch, objective, node or _DECISIONS)
+
+
+class _FusedLoss(torch.autograd.Function):
+    """One node from scores to loss. The gradient is made in the forward pass, while what it needs is at hand."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, batch: Batch, objective: Objective, node: Node) -> Tensor:
+        loss, gradient = node.differentiated(scores, batch, objective, wanted=ctx.needs_input_grad[0])
+        save_batch(ctx, scores, batch)
+        ctx.kept = gradient, objective, node
+        return torch.scalar_tensor(loss, dtype=scores.dtype, device="cpu")
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        # given away, so that it becomes the input's gradient without a copy; a retained graph makes it anew
+        gradient, objective, node = ctx.kept
+        ctx.kept = None, objective, node
+        if gradient is None or torch.is_grad_enabled():
+            batch = saved_batch(ctx)
+            scores = batch.scores
+            if torch.is_grad_enabled():  # a second derivative is wanted: let torch differentiate the plain formula
+                loss = node.plain(batch, objective)
+                return torch.autograd.grad(loss, scores, grad, create_graph=True)[0], None, None, None
+            _, gradient = node.differentiated(scores, batch, objective, wanted=True)
+            assert gradient is not None
+        try:
+            factor = grad.item()
+        except RuntimeError:  # a batch of gradients at once, as jacobian(vectorize=True) sends
+            return gradient * grad, None, None, None
+        return gradient if factor == 1.0 else gradient.mul_(factor), None, None, None
+
+
+#: Of torch, without its questions about function transforms: `stepless.kernels.dispatch` has asked them.
+_apply: Any = super(torch.autograd.Function, _FusedLoss).apply
+
+
+def fused_counts(batch: Batch, deciding: Deciding) -> Tensor:
+    """The counts of a batch as `stepless.confusion.cells` gives them, in one autograd node."""
+    return _apply_counts(batch.scores, batch, deciding)
+
+
+class _FusedCounts(torch.autograd.Function):
+    """One node from scores to counts, which keeps the slope of every decision."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, batch: Batch, deciding: Deciding) -> Tensor:
+        counted = _count(*_flat(scores, batch), batch.logits, deciding, *_layout(scores, deciding))
+        save_batch(ctx, scores, batch)
+        ctx.kept = (counted.slopes, counted.factors) if ctx.needs_input_grad[0] else None, deciding
+        four = _cells_of(counted, batch, deciding)
+        return torch.tensor(np.array(four).T, dtype=scores.dtype, device="cpu").view(1, 1, -1, 4)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        kept, deciding = ctx.kept
+        ctx.kept = None, deciding  # given away, as in `_FusedLoss`
+        batch = saved_batch(ctx)
+        scores = batch.scores
+        if not is_one_gradient(grad):
+            return differentiate_plainly(batch, lambda again: plain_cells(again, deciding), grad), None, None
+        z, y, w = _flat(scores, batch)
+        layout = _layout(scores, deciding)
+        if kept is None:
+            counted = _count(z, y, w, batch.logits, deciding, *layout)
+            kept = counted.slopes, counted.factors
+        slopes, factors = kept
+        tp, fp, fn, tn = grad.view(-1, 4).T.double().numpy() * factors.slope
+        alarm, hit = (fp - tn, tp - fn) if deciding.labels else (float((fp - tn)[0]), float((tp - fn)[0]))
+        _pull_back(slopes, y, w, alarm, hit, *layout)
+        return slopes.view(scores.shape), None, None
+
+
+def save_batch(ctx: Any, scores: Tensor, batch: Batch) -> None:
+    """Keep a batch for the way back as torch keeps tensors, so that one that is changed until then is an error."""
+    ctx.save_for_backward(scores, batch.target, batch.entry_weight)
+    ctx.read_as = None, batch.logits, batch.dtype  # the weight has the mask in it
+
+
+def saved_batch(ctx: Any) -> Batch:
+    """The batch that `save_batch` kept."""
+    return Batch(*ctx.saved_tensors, *ctx.read_as)
+
+
+def is_one_gradient(grad: Tensor) -> bool:
+    """Whether one gradient is wanted, and for itself: jacobian(vectorize=True) sends a batch of them."""
+    try:
+        grad.data_ptr()  # a batch has none
+    except RuntimeError:
+        return False
+    return not torch.is_grad_enabled()
+
+
+def differentiate_plainly(batch: Batch, count: Callable[[Batch], Tensor], grad: Tensor) -> Tensor:
+    """The gradient of counts by the plain path, which can be differentiated again and takes a batch of gradients."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        scores = batch.scores if again else batch.scores.detach().requires_grad_()
+        counts = count(batch._replace(scores=scores))
+        return torch.autograd.grad(counts, scores, grad.view(counts.shape), create_graph=again)[0]
+
+
+_apply_counts: Any = super(torch.autograd.Function, _FusedCounts).apply
+
+
+def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wanted: bool) -> tuple[float, Tensor | None]:
+    """The loss, and where it is wanted its gradient."""
+    of = _of_few if 0 < scores.numel() <= FEW and scores.dim() else _of_many
+    return of(scores, batch, objective, wanted)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Few scores, in numpy: a call of torch costs more than their arithmetic
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@np.errstate(all="ignore")  # NaN and infinity go where they go in torch, without a word
+def _of_few(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) -> tuple[float, Tensor | None]:
+    h, slope, factors = objective.step.linearise_few(scores, objective.tau, logits=batch.logits)
+    y, weight = batch.target.numpy(), batch.entry_weight
+    add = _add_labels if objective.labels else _add_all
+    if weight is None:
+        tp, predicted, support = add(h * y, h, y)
+        total: Any = float(y.size // (y.shape[1] if objective.labels else 1))
+    else:
+        w = weight.expand_as(scores).numpy()
+        tp, predicted, support, total = add(h * y * w, h * w, y * w, w)
+        slope *= w
+    loss, alarm, hit = _judge((tp, predicted, support, total), factors, batch, objective)
+    if not wanted:
+        return loss, None
+    # a negative's decision is worth a false alarm, a positive's a hit
+    apart = _outweighs(alarm, hit)
+    if objective.labels:  # one list of numbers is read faster than a pair of lists
+        alarm, hit = np.array([*alarm, *hit], dtype=h.dtype).reshape(2, -1, *[1] * (h.ndim - 2))
+    # h, whose sums are taken, is at hand, where fresh memory is not
+    gradient = np.multiply(y, hit if apart else hit - alarm, out=h)
+    gradient += (1 - y) * alarm if apart else alarm
+    gradient *= slope
+    return loss, torch.from_numpy(gradient)
+
+
+def _add_all(*arrays: Any) -> list[float]:
+    return [float(np.add.reduce(x, axis=None)) for x in arrays]
+
+
+def _add_labels(*arrays: Any) -> list[Any]:
+    """The sums of the labels."""
+    if arrays[0].ndim > 2:
+        arrays = tuple(np.add.reduce(x.reshape(*x.shape[:2], -1), axis=2) for x in arrays)
+    rows = len(arrays[0])
+    ones = _ones(rows, arrays[0].dtype.char if rows <= _SHORT else "d")
+    return [np.dot(ones, x) for x in arrays]  # numpy's sum over rows is slow
+
+
+@lru_cache(maxsize=8)
+def _ones(length: int, dtype: str) -> Any:
+    return np.ones(length, dtype)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Many, in blocks
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class _Counted(NamedTuple):
+    """The sums tp, predicted, support and total; the derivative of every decision; what both lack."""
+
+    sums: Any
+    slopes: Tensor
+    factors: Factors
+
+
+def _of_many(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) -> tuple[float, Tensor | None]:
+    z, y, w = _flat(scores, batch)
+    layout = _layout(scores, objective)
+    sums, slopes, factors = _count(z, y, w, batch.logits, objective, *layout)
+    loss, alarm, hit = _judge(sums, factors, batch, objective)
+    if not wanted:
+        return loss, None
+    _pull_back(slopes, y, w, alarm, hit, *layout)
+    return loss, slopes.view(scores.shape)
+
+
+def _flat(scores: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Scores, target and weights, each in a row."""
+    weight = batch.entry_weight
+    w = None if weight is None else weight.expand_as(scores).reshape(-1)
+    return scores.reshape(-1), batch.target.reshape(-1), w
+
+
+def _layout(scores: Tensor, of: Deciding | Objective) -> tuple[int, int]:
+    """How many labels, and how many pixels each in a row; 0 and 1 where none are told apart."""
+    return (scores.shape[1], math.prod(scores.shape[2:])) if of.labels else (0, 1)
+
+
+def _block(size: int, labels: int, pixels: int) -> int:
+    """How many scores are worked on at once: whole rows."""
+    row = (labels or 1) * pixels
+    return min(size, max(1, BLOCK // row) * row)
+
+
+def _pull_back(slopes: Tensor, y: Tensor, w: Tensor | None, alarm: Any, hit: Any, labels: int, pixels: int) -> None:
+    """Make of the slope of every decision its gradient: a negative's is worth a false alarm, a positive's a hit."""
+    length = _block(len(y), labels, pixels)
+    spare = _buffers(length, slopes.dtype)[1]
+    if w is not None:
+        slopes.mul_(w)
+    if labels:
+        _pull_back_labels(slopes, y, spare, np.array((alarm, hit)), pixels)
+        return
+    no, yes = (torch.scalar_tensor(worth, dtype=slopes.dtype, device="cpu") for worth in (alarm, hit))
+    apart = _outweighs(alarm, hit)
+    for start in range(0, len(y), length):
+        truth = y[start : start + length]
+        worth = spare[: truth.numel()]
+        torch.lerp(no, yes, truth, out=worth) if apart else torch.add(no, truth, alpha=hit - alarm, out=worth)
+        slopes[start : start + length].mul_(worth)
+
+
+def _count(
+    z: Tensor, y: Tensor, w: Tensor | None, logits: bool, of: Deciding | Objective, labels: int, pixels: int
+) -> _Counted:
+    """Count everything, flat; ``labels`` is 0, or how many there are, ``pixels`` in a row each, kept apart."""
+    step, tau, size = of.step, of.tau, z.numel()
+    length = _block(size, labels, pixels)
+    slopes = torch.empty_like(z)
+    decisions, spares = _buffers(length, z.dtype)
+    tp = predicted = support = total = 0.0
+    factors = Factors(1.0, 1.0)
+    for start in range(0, size, length):
+        block, truth, share, slope, h, spare = z, y, w, slopes, decisions, spares
+        if size > length:
+            cut = slice(start, start + length)
+            block, truth, share, slope = z[cut], y[cut], None if w is None else w[cut], slopes[cut]
+            h, spare = decisions[: len(block)], spares[: len(block)]
+        factors = step.linearise_logits(block, tau, h, slope, spare) if logits else step.linearise(block, tau, h, slope)
+        if share is None:
+            here: Any = float(len(block) // (labels or 1))
+            decided, positives = _add(h, labels, pixels), _add(truth, labels, pixels)
+        else:
+            here = _add(share, labels, pixels)
+            decided = _add(torch.mul(h, share, out=spare), labels, pixels)
+            truth = torch.mul(truth, share, out=spare)
+            positives = _add(truth, labels, pixels)
+        # not torch.dot: it adds one by one, and a million equal terms drift
+        tp, predicted = tp + _add(h.mul_(truth), labels, pixels), predicted + decided
+        support, total = support + positives, total + here
+    return _Counted((tp, predicted, support, total), slopes, factors)
+
+
+_kept = threading.local()
+
+
+def _buffers(size: int, dtype: torch.dtype) -> Tensor:
+    """Two buffers of so many numbers, to write to, kept by each thread from batch to batch.
+
+    Fresh ones could cost more in page faults than the arithmetic does: the allocator gives large ones back to the
+    system, or not, as the sizes freed before happen to be.
+    """
+    kept = vars(_kept).get(str(dtype))
+    if kept is None or kept.shape[1] < size:
+        with torch.inference_mode(False):  # what inference mode makes cannot be written to outside of it
+            kept = torch.empty(2, size, dtype=dtype, device="cpu")
+        if size <= BLOCK:
+            setattr(_kept, str(dtype), kept)
+    return kept[:, :size]
+
+
+def _add(x: Tensor, labels: int, pixels: int) -> Any:
+    """The sum, or the sums of the labels in float64."""
+    if not labels:
+        return float(x.sum().numpy())  # not item(): who looks for what makes a device wait looks for that
+    if pixels == 1:
+        return _add_rows(x, labels)
+    if pixels < _WIDE:  # torch is slow in adding a few numbers at a time
+        return _add_rows(x, labels * pixels).reshape(labels, pixels).sum(1)
+    return _add_rows(x.view(-1, pixels).sum(1), labels)
+
+
+def _add_rows(x: Tensor, columns: int) -> Any:
+    """The sums of the columns, in float64.
+
+    Each thread adds rows of its own, those it has just written. torch would give each thread columns of its own: then
+    every cache line is in both, and is fetched back by whoever writes to it next, which can take longer than all else.
+    """
+    width, pieces = math.lcm(columns, _VECTOR), torch.get_num_threads()
+    piece = len(x) // (pieces * width)
+    if not piece or len(x) <= _ONE_THREAD:
+        return x.view(-1, columns).sum(0).numpy().astype(np.float64)
+    whole = pieces * piece * width
+    sums = x[:whole].view(pieces, piece, width).sum(1).numpy().reshape(-1, columns).sum(0, dtype=np.float64)
+    if whole < len(x):
+        sums += x[whole:].view(-1, columns).sum(0).numpy()
+    return sums
+
+
+def _pull_back_labels(slopes: Tensor, y: Tensor, spare: Tensor, worths: Any, pixels: int) -> None:
+    """Multiply every slope by what its decision is worth."""
+    labels = worths.shape[1]
+    columns = labels * pixels
+    index = _label_of_entry(labels, pixels, len(spare))
+    wide = len(index)
+    alarm, hit = torch.from_numpy(worths.take(index, axis=1)).to(spare.dtype)  # not [:, index]: it lays rows across
+    for start in range(0, len(y), len(spare)):
+        stop = min(start + len(spare), len(y))
+        whole = stop - (stop - start) % wide
+        for begin, end, width in ((start, whole, wide), (whole, stop, columns)):
+            if begin < end:
+                truth, slope, worth = (
+                    x.view(-1, width) for x in (y[begin:end], slopes[begin:end], spare[: end - begin])
+                )
+                slope.mul_(torch.lerp(alarm[:width], hit[:width], truth, out=worth))
+
+
+@lru_cache(maxsize=8)
+def _label_of_entry(labels: int, pixels: int, size: int) -> Any:
+    """The label of each entry of a row: as many whole samples of ``size`` entries as make it wide, or one."""
+    sample = labels * pixels
+    return np.arange(sample * max(1, min(size, _WIDE) // sample)) // pixels % labels
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From counts to loss
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+#: How many times what a hit is worth a false alarm may be, for a sum of both to keep the hit to 1e-5.
+_FAR_MORE = 100.0
+#: A share of all: where less is negative, or decided so, a difference of the sums of all is less exact than 1e-5.
+_FEW_OF_ALL = 0.01
+#: The rounding of sums.
+_EPS = {dtype: 4 * torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
+
+
+def _cells(sums: Any, factors: Factors, eps: float) -> tuple[Any, Any, Any, Any]:
+    """The four cells, numbers or arrays.
+
+    One below the rounding of the sums it is a difference of is empty: 0/0 must not become a ratio of two roundings.
+    """
+    tp, predicted, support, total = sums
+    tp, predicted = factors.decision * tp, factors.decision * predicted
+    fp, fn, tn = predicted - tp, support - tp, total - support - predicted + tp
+    return (
+        tp,
+        fp * (abs(fp) >= eps * predicted),
+        fn * (abs(fn) >= eps * support),
+        tn * (abs(tn) >= eps * total),
+    )
+
+
+def _judge(sums: Any, factors: Factors, batch: Batch, objective: Objective) -> tuple[float, Any, Any]:
+    """The loss, what a false alarm is worth, and what a hit is; the worths are arrays where there are labels.
+
+    The loss is then the weighted mean of the labels' losses.
+    """
+    eps = _EPS[batch.scores.dtype]
+    tp, predicted, support, total = sums
+    if not objective.labels:
+        few = total - max(support, factors.decision * predicted) < _FEW_OF_ALL * total
+        four = _cells_apart(batch, objective) if few else _cells(sums, factors, eps)
+        loss, tp, fp, fn, tn = objective.differentiate(*four)
+        return loss, (fp - tn) * factors.slope, (tp - fn) * factors.slope
+    labels = len(sums[0])
+    weights = shares_of(labels, objective.label_weight)
+    if labels < _TOGETHER:
+        totals = repeat(total, labels) if isinstance(total, float) else total.tolist()
+        rows = zip(tp.tolist(), predicted.tolist(), support.tolist(), totals, strict=False)
+        found = objective.over_labels(rows, weights, factors, eps, _FEW_OF_ALL)
+        if found is not None:
+            return found
+    few = bool((total - np.maximum(support, factors.decision * predicted) < _FEW_OF_ALL * total).any())
+    each = np.array(weights)
+    wide = [np.asarray(x, np.float64) for x in sums]
+    value, tp, fp, fn, tn = objective.differentiate_each(
+        *(_cells_apart(batch, objective) if few else _cells(wide, factors, eps))
+    )
+    return float((value * each).sum()), (fp - tn) * each * factors.slope, (tp - fn) * each * factors.slope
+
+
+def _outweighs(alarm: Any, hit: Any) -> bool:
+    """Whether false alarms are worth so much more than hits that a sum of both would lose the hits."""
+    if isinstance(alarm, float):
+        return abs(alarm) > _FAR_MORE * abs(hit)
+    return max(map(abs, alarm)) > _FAR_MORE * min(map(abs, hit))  # of any two labels, which is quicker to see
+
+
+def _cells_of(counted: _Counted, batch: Batch, deciding: Deciding) -> Any:
+    """The four cells of what was counted, one number or one of each label."""
+    wide = [np.asarray(x, np.float64) for x in counted.sums]
+    _, predicted, support, total = wide
+    if (total - np.maximum(support, counted.factors.decision * predicted) < _FEW_OF_ALL * total).any():
+        return _cells_apart(batch, deciding)
+    four = _cells(wide, counted.factors, _EPS[batch.scores.dtype])
+    return np.broadcast_arrays(*four)
+
+
+@torch.no_grad()
+def _cells_apart(batch: Batch, of: Deciding | Objective) -> Any:
+    """The four cells, each added up by itself as on the plain path: numbers, or an array of labels each."""
+    table = plain_cells(batch, of).reshape(-1, 4).T.double()
+    return table.numpy() if of.labels else table[:, 0].tolist()
+
+
+@lru_cache(maxsize=32)
+def shares_of(labels: int, weights: tuple[float, ...] | None) -> tuple[float, ...]:
+    """What each label counts in the mean."""
+    given = weights or (1.0,) * labels
+    total = sum(given)
+    return tuple(weight / total for weight in given)
+
+
+def plain_loss(batch: Batch, objective: Objective) -> Tensor:
+    """The same loss by the plain path: what the fused ones are tested against, and differentiated twice by."""
+    table = plain_cells(batch, objective)
+    if not objective.labels:
+        return objective.of(table.view(4))
+    losses = objective.of(table.view(-1, 4))
+    weight = losses.new_tensor(objective.label_weight or (1.0,) * len(losses))
+    return (losses * weight).sum() / weight.sum()
+
+
+def plain_cells(batch: Batch, of: Deciding | Objective) -> Tensor:
+    """The counts by the plain path."""
+    decide = of.step.from_logits if batch.logits else of.step
+    return cells(batch, decide(batch.scores, of.tau), "batch", labels=of.labels)
+
+
+_DECISIONS = Node(_differentiated, plain_loss)

@@ -1,0 +1,137 @@
+"""The loss of a small multiclass batch on the CPU, in one autograd node and in numpy.
+
+A call of torch costs more than the arithmetic of a few scores. Each class has a row here, as in
+`stepless.kernels.classes`, which counts the large batches. The plain path is what this is tested against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stepless.confusion import class_cells, decide_class
+from stepless.cross_entropy import LOWEST_LOG, cross_entropy_sums, mean_cross_entropy
+from stepless.kernels.decisions import Node, Objective, fused_loss
+from stepless.kernels.tracing import differentiated_classes
+from stepless.steps import Identity
+from stepless.tasks import Batch, check_classes
+
+
+def fused_class_loss(batch: Batch, objective: Objective) -> Tensor:
+    """The loss of a batch of logits and class indices, in one autograd node."""
+    return fused_loss(batch, objective, _NODE)
+
+
+def _plain_loss(batch: Batch, objective: Objective) -> Tensor:
+    """The loss by the plain path."""
+    cells = class_cells(batch, decide_class(batch, objective.step, None), "batch")[0, 0]
+    loss = objective.of(cells.T) if objective.joint else objective.of(cells).mean()
+    if not objective.blend:
+        return loss
+    entropy = mean_cross_entropy(cross_entropy_sums(batch, "multiclass"), balanced=False)
+    return (1 - objective.blend) * loss + objective.blend * entropy
+
+
+@np.errstate(all="ignore")  # NaN and infinity go where they go in torch, without a word
+def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wanted: bool) -> tuple[float, Tensor | None]:
+    """The loss, and where it is wanted its gradient."""
+    classes, blend = scores.shape[1], objective.blend
+    z = np.moveaxis(scores.detach().numpy(), 1, 0)
+    shape, z = z.shape, z.reshape(classes, -1)
+    index = batch.target.numpy().reshape(-1)
+    if index.min() < 0 or index.max() >= classes:
+        check_classes(batch)
+    own, w = (index, _count_up_to(len(index))), _weights(batch)
+
+    top = z.max(0)
+    p = np.exp(z - top)
+    total = p.sum(0)
+    p /= total
+    if isinstance(objective.step, Identity):
+        h, steep, scale = p, p, w
+    else:
+        tau = np.partition(p, classes - 2, axis=0)[-2:].sum(0) / 2
+        h, steep, factors = objective.step.linearise_few_rows(p, tau)
+        whole = h.sum(0)
+        h /= whole  # not times the reciprocal, by which one of all would not be 1
+        steep *= p
+        scale = z.dtype.type(factors.slope / factors.decision) / whole
+        if w is not None:
+            scale *= w
+    hit = h[own]
+    loss, alarm, right, rows = _judge(h, hit, own, w, objective)
+    pull = blend / rows if rows else 0.0
+    if blend:
+        true = z[own]
+        entropy = np.log(total) - (true - top)  # not top + …: of large scores nothing else would be left
+        ruled_out = true == -np.inf
+        entropy[ruled_out] = -LOWEST_LOG
+        loss = (1 - blend) * loss + pull * float((entropy if w is None else entropy * w).sum(dtype=np.float64))
+    if not wanted:
+        return loss, None
+
+    alarm, right = ((1 - blend) * worth.astype(z.dtype) for worth in (alarm, right))
+    right, mean = right[index], 0.0
+    if h is not p:  # constants of the decisions cancel, because a sample's sum to 1
+        h[own] = 0.0
+        mean = alarm @ h + right * hit
+    gradient = (alarm[:, None] - mean) * steep
+    gradient[own] = (right - mean) * steep[own]  # not added to: of a frequent class it would be lost in what is there
+    gradient -= p * gradient.sum(0)  # through the softmax
+    if scale is not None:
+        gradient *= scale
+    if blend:
+        rate = np.where(ruled_out, 0.0, pull if w is None else pull * w).astype(z.dtype)
+        gradient += p * rate
+        gradient[own] -= rate
+    return loss, torch.from_numpy(np.ascontiguousarray(np.moveaxis(gradient.reshape(shape), 0, 1)))
+
+
+def _judge(h: Any, hit: Any, own: Any, w: Any, objective: Objective) -> tuple[float, Any, Any, float]:
+    """The metric's loss; what a false alarm of each class is worth, and what a hit; how many rows count."""
+    classes, (index, _) = len(h), own
+    tp, fn = (np.bincount(index, part if w is None else part * w, classes) for part in (hit, 1 - hit))
+    fp, tn = (_of_others(part, own, w) for part in (h, 1 - h))
+    if objective.joint:
+        value, *slopes = _of_all(objective.of, classes)(tp, fp, fn, tn)
+        loss = float(value)
+    else:
+        value, *slopes = objective.differentiate_each(tp, fp, fn, tn)
+        loss, slopes = float(np.mean(value)), [slope / classes for slope in slopes]
+    by_tp, by_fp, by_fn, by_tn = slopes
+    each = np.zeros(classes)  # one that is the same for all classes may be a number
+    return loss, by_fp - by_tn + each, by_tp - by_fn + each, float(tp.sum() + fn.sum())
+
+
+def _of_others(part: Any, own: Any, w: Any) -> Any:
+    """The sums over the samples of other classes."""
+    others = part.copy() if w is None else part * w
+    others[own] = 0.0
+    return others.sum(1, dtype=np.float64)
+
+
+def _weights(batch: Batch) -> Any:
+    """The weight of each sample; None where all are 1, as of a batch that ignores nothing."""
+    weight = batch.entry_weight
+    if weight is None:
+        return None
+    each = weight.expand_as(batch.target).detach().numpy().reshape(-1)
+    return None if (each == 1).all() else each
+
+
+@lru_cache(maxsize=8)
+def _count_up_to(length: int) -> Any:
+    return np.arange(length)
+
+
+@lru_cache(maxsize=64)
+def _of_all(of: Callable[[Any], Any], classes: int) -> Callable[..., tuple[Any, ...]]:
+    return differentiated_classes(of, classes)
+
+
+_NODE = Node(_differentiated, _plain_loss)

@@ -1,0 +1,68 @@
+"""What an exported graph takes and gives, by name, and how a table is fed to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepless.models.columns import Category
+from stepless.models.preprocessing import Features
+from stepless.tables.frames import Table
+
+#: What every graph gives.
+OUTPUTS = ("label", "probabilities", "decision")
+
+
+def feed(features: Features, table: Table) -> dict[str, NDArray[Any]]:
+    """The inputs of an exported graph for the rows of a table, by name, for onnxruntime's ``run``.
+
+    Args:
+        features: The model's.
+        table: The rows.
+    """
+    features.check(table)
+    names = input_names(features)
+    if all_numbers(features):
+        return {names[0]: np.asarray(table.matrix(), np.float64)}
+    inputs: dict[str, NDArray[Any]] = {}
+    for i, (name, column) in enumerate(zip(names, features.columns, strict=True)):
+        if isinstance(column, Category):
+            values: NDArray[Any] = np.array([missing_text(column) if v is None else v for v in table.text(i)], object)
+        elif table.kinds[i] == "number":
+            values = table.column(i).astype(np.float64)
+        else:
+            raise ValueError(f"{table.label(i)} held numbers when the model was fitted; got text.")
+        inputs[name] = values[:, None]
+    return inputs
+
+
+def input_names(features: Features) -> tuple[str, ...]:
+    """The names of an exported graph's inputs: ``X`` alone, or the columns', but for names the graph cannot have."""
+    if all_numbers(features):
+        return ("X",)
+    given = features.names or [f"x{i}" for i in range(len(features.columns))]
+    taken, names = {*OUTPUTS, *given, ""}, []
+    for i, name in enumerate(given):
+        new = name
+        if name in (*OUTPUTS, ""):
+            new = f"column {i}"
+            while new in taken:
+                new += "_"
+            taken.add(new)
+        names.append(new)
+    return tuple(names)
+
+
+def missing_text(column: Category) -> str:
+    """The text that stands for missing in a column of categories: empty, unless that is one of its levels."""
+    text = ""
+    while text in column.levels:
+        text = f"<missing{text}>"
+    return text
+
+
+def all_numbers(features: Features) -> bool:
+    """Whether no column holds categories: then one input takes them all."""
+    return not any(isinstance(column, Category) for column in features.columns)

@@ -1,0 +1,1 @@
+"""Tables of any kind: of pandas, polars, numpy and pyarrow, or from files."""
