@@ -1,6 +1,6 @@
 """`tune_threshold` finds what trying every cut finds, its result decides as it says, and bad input is refused.
 
-What holds for several labels alone is in `test_labels.py`, and for several classes alone in `test_offsets.py`.
+What holds for several labels alone is in `cuts/test_labels.py`, for several classes alone in `cuts/test_offsets.py`.
 """
 
 import math

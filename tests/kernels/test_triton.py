@@ -16,7 +16,7 @@ def test_the_kernels_agree_with_the_plain_path_in_the_interpreter():
         capture_output=True,
         text=True,
         check=False,
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
     )
     found = re.search(r"(\d+) of (\d+) agree", run.stdout)
     assert found is not None, run.stdout + run.stderr

@@ -10,9 +10,8 @@ import pytest
 from sklearn.datasets import make_classification, make_multilabel_classification
 
 import stepless as sl
-
-from .outcomes import make
-from .quick import quick  # noqa: F401 - a fixture
+from tests.outcomes import make
+from tests.quick import quick  # noqa: F401 - a fixture
 
 mlflow = pytest.importorskip("mlflow")
 pd = pytest.importorskip("pandas")

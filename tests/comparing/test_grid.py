@@ -18,8 +18,7 @@ import stepless as sl
 from stepless.comparing.cells import Cell, CellFolder
 from stepless.comparing.contestants import FITS, Fit
 from stepless.comparing.grid import _tasks
-
-from .quick import data, quick, same_tables  # noqa: F401 - a fixture
+from tests.quick import data, quick, same_tables  # noqa: F401 - a fixture
 
 FEW = {"contestants": ["cross_entropy", "boosting_tuned"], "folds": 3, "repeats": 1}
 LEAST = {"contestants": [], "folds": 2, "repeats": 1}

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 import stepless as sl
 from stepless.cuts.moves import find_moves, separates, values_along
 from stepless.formula import resolve
+from tests.brute_force import classes
 
-from .brute_force import classes
 from .test_offsets import log
 
 FORMULAS = [*sl.METRICS, "tp / (tp + fp + 2*fn)", "(5*fn + fp) / n"]

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepless as sl
-
-from .brute_force import CHOICES, INF, Draw, count, draws, equal, every_cut, holds, labels, score_each, sign_of
+from tests.brute_force import CHOICES, INF, Draw, count, draws, equal, every_cut, holds, labels, score_each, sign_of
 
 
 @given(draws, st.sampled_from(list(CHOICES)), st.sampled_from(["macro", "weighted"]), st.booleans())

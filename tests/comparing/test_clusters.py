@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 import stepless as sl
-
-from .quick import data, same_tables
+from tests.quick import data, same_tables
 
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]
 FEW = {"contestants": ["cross_entropy", "boosting_tuned"], "folds": 3, "repeats": 2}

@@ -10,7 +10,7 @@ import pytest
 
 if find_spec("keras") is None:  # not importorskip: Keras's own default backend may not be there
     pytest.skip("Keras is not installed", allow_module_level=True)
-AGREEMENT = Path(__file__).parent / "keras_agreement.py"
+AGREEMENT = Path(__file__).parents[1] / "keras_agreement.py"
 
 
 def run(backend, *command):

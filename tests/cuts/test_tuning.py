@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 
 import stepless as sl
-
-from .brute_force import binary, draws, score_each
+from tests.brute_force import binary, draws, score_each
 
 TASKS = ("binary", "multilabel", "multiclass")
 

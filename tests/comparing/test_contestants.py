@@ -16,8 +16,7 @@ from stepless.comparing.contestants import (
     choose_contestants,
     fit_contestant,
 )
-
-from .quick import data, quick  # noqa: F401 - a fixture
+from tests.quick import data, quick  # noqa: F401 - a fixture
 
 TASKS = ("binary", "multiclass", "multilabel")
 

@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Te
 
 import stepless as sl
 from stepless.integrations.lightning import MetricCallback, accumulate
-
-from . import ranks
+from tests import ranks
 
 ROWS = 48
 TASKS = {"binary": 1, "multiclass": 3, "multilabel": 3}

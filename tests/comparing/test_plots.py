@@ -3,7 +3,7 @@
 import matplotlib as mpl
 import pytest
 
-from .outcomes import HOSTILE, make
+from tests.outcomes import HOSTILE, make
 
 mpl.use("Agg")
 FIGURES = {"comparison", "roc", "precision_recall", "calibration"}

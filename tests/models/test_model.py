@@ -19,8 +19,7 @@ from scipy.special import expit, log_softmax, logit, logsumexp
 from stepless.models import model as model_module
 from stepless.models.model import mean_score
 from stepless.tables.frames import read_table
-
-from .fitted import TASKS, frame, make_model, net
+from tests.fitted import TASKS, frame, make_model, net
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -210,7 +209,9 @@ PEAK = """
 
 def peak(rows, task="binary", classes=(0, 1)):
     """Bytes that predicting takes at most, besides the rows themselves, in a process of its own."""
-    code = textwrap.dedent(PEAK).format(tests=str(Path(__file__).parent), rows=rows, task=task, classes=list(classes))
+    code = textwrap.dedent(PEAK).format(
+        tests=str(Path(__file__).parents[1]), rows=rows, task=task, classes=list(classes)
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return int(done.stdout)
 

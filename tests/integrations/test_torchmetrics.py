@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 import stepless as sl
 from stepless.integrations.torchmetrics import EpochScore
-
-from . import ranks
+from tests import ranks
 
 OPTIONS = {"partial_auroc": {"max_fpr": 0.3}, "recall_at_precision": {"precision": 0.6}, "precision_at_k": {"k": 7}}
 TASKS = ("binary", "multiclass", "multilabel")

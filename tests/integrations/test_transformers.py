@@ -11,8 +11,7 @@ from torch.utils.data import Dataset
 
 import stepless as sl
 from stepless.integrations.transformers import TrainerLoss
-
-from . import ranks
+from tests import ranks
 
 ROWS, TOKENS, WORDS = 32, 6, 12
 #: Task, settings of the loss, and how many scores the head has.

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepless as sl
-
-from .brute_force import INF, Draw, binary, classes, count, equal, sign_of
+from tests.brute_force import INF, Draw, binary, classes, count, equal, sign_of
 
 MULTICLASS = ["f1", "precision", "accuracy", "balanced_accuracy", "g_mean", "mcc", "weighted_kappa", "error_rate"]
 

@@ -7,8 +7,7 @@ from sklearn.datasets import make_classification
 
 import stepless as sl
 from stepless.networks.spread import leader, over_ranks
-
-from . import ranks
+from tests import ranks
 
 
 def fitted(**settings):

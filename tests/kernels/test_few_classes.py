@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import stepless as sl
 from stepless.kernels import decisions
 from stepless.kernels.dispatch import FUSED_CPU
-from tests.test_class_kernels import SHAPES, draw_classes
+from tests.kernels.test_classes import SHAPES, draw_classes
 from tests.twins import SMOOTH, agree, one_like_any_other
 
 #: Not those of the whole matrix, nor the one whose formula cannot be traced: the K-th root of a product.

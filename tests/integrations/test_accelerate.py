@@ -10,8 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import stepless as sl
-
-from . import ranks
+from tests import ranks
 
 ROWS, BATCH = 48, 16
 TASKS = {"binary": ("f1", 1), "multiclass": ("mcc", 3), "multilabel": ("f1", 3)}
