@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from stepless.averaging import Average, evaluate
 from stepless.confusion import class_matrix, decide_class
-from stepless.kernels.decisions import differentiators
+from stepless.kernels.derivatives import differentiators
 from stepless.registry import Metric
 from stepless.scoring import make_path
 from stepless.steps import Identity, Linear

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 import stepless as sl
-from stepless.kernels import decisions, dispatch
+from stepless.kernels import decisions, derivatives, dispatch
 from stepless.kernels.decisions import plain_loss
 from stepless.kernels.dispatch import FUSED_CPU, logger
 from stepless.kernels.tracing import differentiated, over_labels, straight_line
@@ -272,7 +272,7 @@ def test_a_linear_step_tends_to_the_hard_one():
 def test_formulas_that_cannot_change_are_traced_once(monkeypatch):
     """The functional loss makes a loss in every call, and tracing takes longer than all the rest."""
     traced = []
-    monkeypatch.setattr(dispatch, "differentiators", lambda of: traced.append(of) or decisions.differentiators(of))
+    monkeypatch.setattr(dispatch, "differentiators", lambda of: traced.append(of) or derivatives.differentiators(of))
     dispatch._trace_once.cache_clear()
     logits, target = torch.randn(9), torch.arange(9) % 2
     for metric in ("f1", "tp / (tp + fp + 3*fn)"):

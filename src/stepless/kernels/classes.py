@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stepless.confusion import class_cells, class_matrix, decide_class, sum_rows
 from stepless.cross_entropy import LOWEST_LOG, cross_entropy_sums
-from stepless.kernels.decisions import differentiate_plainly, is_one_gradient, save_batch, saved_batch
+from stepless.kernels.nodes import differentiate_plainly, is_one_gradient, save_batch, saved_batch
 from stepless.steps import Identity, Step
 from stepless.tasks import Batch
 

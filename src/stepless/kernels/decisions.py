@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
 from functools import lru_cache
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -21,7 +20,15 @@ import torch
 from torch import Tensor
 
 from stepless.confusion import cells
-from stepless.kernels.tracing import Differentiated, differentiated, differentiated_classes, over_labels
+from stepless.kernels.nodes import (
+    Node,
+    Objective,
+    differentiate_plainly,
+    is_one_gradient,
+    loss_in_one_node,
+    save_batch,
+    saved_batch,
+)
 from stepless.steps import Factors, Step
 from stepless.tasks import Batch
 
@@ -41,11 +48,6 @@ _ONE_THREAD = 1 << 15
 #: Entries of a row that is spread over all others: shorter ones are repeated, because torch goes row by row.
 _WIDE = 1024
 
-Differentiate = Callable[[Any, Any, Any, Any], Differentiated]
-
-#: Cells on which a traced formula is tried; the last have empty rows and columns.
-_PROBES = ((3.0, 1.0, 2.0, 4.0), (50.5, 0.25, 7.0, 1.0), (0.0, 0.0, 2.0, 5.0), (2.0, 3.0, 0.0, 0.0))
-
 
 class Deciding(NamedTuple):
     """How scores become yes/no decisions: what is needed to count, whatever the counts are for.
@@ -61,130 +63,9 @@ class Deciding(NamedTuple):
     labels: bool
 
 
-class Objective(NamedTuple):
-    """What is computed from the counts: everything but the batch.
-
-    Attributes:
-        step: The smooth step.
-        tau: The threshold.
-        of: The loss of the cells ``(4,)`` of one label.
-        differentiate: The same with its partial derivatives, on plain numbers.
-        differentiate_each: The same on numpy arrays, for many labels at once.
-        over_labels: The same in a loop over few labels (`stepless.kernels.tracing.over_labels`).
-        labels: Whether dimension 1 of the batch holds labels, whose losses are averaged.
-        label_weight: Their weights in that average, where they are not equal.
-        joint: Multiclass: whether ``of`` reads the cells of all classes at once; otherwise classes are averaged.
-        blend: Multiclass: the share of cross-entropy in the loss.
-    """
-
-    step: Step
-    tau: float
-    of: Callable[[Any], Any]
-    differentiate: Differentiate
-    differentiate_each: Differentiate
-    over_labels: Callable[..., tuple[float, list[float], list[float]] | None]
-    labels: bool = False
-    label_weight: tuple[float, ...] | None = None
-    joint: bool = False
-    blend: float = 0.0
-
-
-@torch.inference_mode(False)
-@torch.enable_grad()
-def differentiators(of: Callable[[Any], Any]) -> tuple[Any, Any, Any] | None:
-    """Value and partial derivatives of a scalar function of cells ``(4,)``, traced: for numbers, arrays and few labels.
-
-    None unless they agree with torch: a user's formula may use what symbols have not; then torch differentiates it.
-    """
-    try:
-        of_numbers, of_arrays = differentiated(of), differentiated(of, arrays=True)
-        together = np.stack([np.broadcast_to(x, len(_PROBES)) for x in of_arrays(*np.array(_PROBES).T)], -1)
-        for probe, at_once in zip(_PROBES, together, strict=True):
-            cells = torch.tensor(probe, dtype=torch.float64, device="cpu", requires_grad=True)
-            value = of(cells)
-            expected = [value.item(), *torch.autograd.grad(value, cells)[0].tolist()]
-            for traced in (of_numbers(*probe), at_once):
-                if not np.allclose(traced, expected, rtol=1e-9, atol=1e-12, equal_nan=True):
-                    return None
-    except Exception:
-        return None
-    return of_numbers, of_arrays, over_labels(of)
-
-
-#: Cells of three classes on which a traced formula of all classes is tried; in the last, two are absent.
-_CLASS_PROBES = (
-    ((3.0, 1.0, 2.0, 4.0), (1.0, 3.0, 2.0, 4.0), (1.5, 0.5, 0.5, 7.5)),
-    ((4.0, 6.0, 0.0, 0.0), (0.0, 0.0, 6.0, 4.0), (0.0, 0.0, 0.0, 10.0)),
-)
-
-
-@torch.inference_mode(False)
-@torch.enable_grad()
-def traces_classes(of: Callable[[Any], Any]) -> bool:
-    """Whether a function of the cells of all classes can be traced, and agrees with torch."""
-    try:
-        traced = differentiated_classes(of, classes=3)
-        for probe in _CLASS_PROBES:
-            cells = torch.tensor(probe, dtype=torch.float64, device="cpu").T.contiguous().requires_grad_()
-            value = of(cells)
-            found = traced(*cells.detach().numpy())
-            expected = [value.item(), *torch.autograd.grad(value, cells)[0].numpy()]
-            if not all(np.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(found, expected, strict=True)):
-                return False
-    except Exception:
-        return False
-    return True
-
-
-class Node(NamedTuple):
-    """What a node from scores to loss does.
-
-    Attributes:
-        differentiated: The loss as a number and, where it is ``wanted``, its gradient.
-        plain: The loss as torch can differentiate it.
-    """
-
-    differentiated: Callable[..., tuple[float, Tensor | None]]
-    plain: Callable[[Batch, Objective], Tensor]
-
-
-def fused_loss(batch: Batch, objective: Objective, node: Node | None = None) -> Tensor:
-    """The loss of a batch, in one autograd node: that of decisions, or this one."""
-    return _apply(batch.scores, batch, objective, node or _DECISIONS)
-
-
-class _FusedLoss(torch.autograd.Function):
-    """One node from scores to loss. The gradient is made in the forward pass, while what it needs is at hand."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, batch: Batch, objective: Objective, node: Node) -> Tensor:
-        loss, gradient = node.differentiated(scores, batch, objective, wanted=ctx.needs_input_grad[0])
-        save_batch(ctx, scores, batch)
-        ctx.kept = gradient, objective, node
-        return torch.scalar_tensor(loss, dtype=scores.dtype, device="cpu")
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        # given away, so that it becomes the input's gradient without a copy; a retained graph makes it anew
-        gradient, objective, node = ctx.kept
-        ctx.kept = None, objective, node
-        if gradient is None or torch.is_grad_enabled():
-            batch = saved_batch(ctx)
-            scores = batch.scores
-            if torch.is_grad_enabled():  # a second derivative is wanted: let torch differentiate the plain formula
-                loss = node.plain(batch, objective)
-                return torch.autograd.grad(loss, scores, grad, create_graph=True)[0], None, None, None
-            _, gradient = node.differentiated(scores, batch, objective, wanted=True)
-            assert gradient is not None
-        try:
-            factor = grad.item()
-        except RuntimeError:  # a batch of gradients at once, as jacobian(vectorize=True) sends
-            return gradient * grad, None, None, None
-        return gradient if factor == 1.0 else gradient.mul_(factor), None, None, None
-
-
-#: Of torch, without its questions about function transforms: `stepless.kernels.dispatch` has asked them.
-_apply: Any = super(torch.autograd.Function, _FusedLoss).apply
+def fused_loss(batch: Batch, objective: Objective) -> Tensor:
+    """The loss of a batch of yes/no decisions, in one autograd node."""
+    return loss_in_one_node(batch, objective, _DECISIONS)
 
 
 def fused_counts(batch: Batch, deciding: Deciding) -> Tensor:
@@ -221,35 +102,6 @@ class _FusedCounts(torch.autograd.Function):
         alarm, hit = (fp - tn, tp - fn) if deciding.labels else (float((fp - tn)[0]), float((tp - fn)[0]))
         _pull_back(slopes, y, w, alarm, hit, *layout)
         return slopes.view(scores.shape), None, None
-
-
-def save_batch(ctx: Any, scores: Tensor, batch: Batch) -> None:
-    """Keep a batch for the way back as torch keeps tensors, so that one that is changed until then is an error."""
-    ctx.save_for_backward(scores, batch.target, batch.entry_weight)
-    ctx.read_as = None, batch.logits, batch.dtype  # the weight has the mask in it
-
-
-def saved_batch(ctx: Any) -> Batch:
-    """The batch that `save_batch` kept."""
-    return Batch(*ctx.saved_tensors, *ctx.read_as)
-
-
-def is_one_gradient(grad: Tensor) -> bool:
-    """Whether one gradient is wanted, and for itself: jacobian(vectorize=True) sends a batch of them."""
-    try:
-        grad.data_ptr()  # a batch has none
-    except RuntimeError:
-        return False
-    return not torch.is_grad_enabled()
-
-
-def differentiate_plainly(batch: Batch, count: Callable[[Batch], Tensor], grad: Tensor) -> Tensor:
-    """The gradient of counts by the plain path, which can be differentiated again and takes a batch of gradients."""
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        scores = batch.scores if again else batch.scores.detach().requires_grad_()
-        counts = count(batch._replace(scores=scores))
-        return torch.autograd.grad(counts, scores, grad.view(counts.shape), create_graph=again)[0]
 
 
 _apply_counts: Any = super(torch.autograd.Function, _FusedCounts).apply

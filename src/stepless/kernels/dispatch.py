@@ -24,16 +24,10 @@ from stepless.captured import reads_variables
 from stepless.cross_entropy import Blending
 from stepless.formula_text import TextFormula
 from stepless.kernels.classes import Classing, fused_class_sums
-from stepless.kernels.decisions import (
-    FEW,
-    Deciding,
-    Objective,
-    differentiators,
-    fused_counts,
-    fused_loss,
-    traces_classes,
-)
+from stepless.kernels.decisions import FEW, Deciding, fused_counts, fused_loss
+from stepless.kernels.derivatives import differentiators, traces_classes
 from stepless.kernels.few_classes import fused_class_loss
+from stepless.kernels.nodes import Objective
 from stepless.metrics import METRICS
 from stepless.registry import Metric
 from stepless.safe_counts import SafeFormula

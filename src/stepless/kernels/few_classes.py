@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stepless.confusion import class_cells, decide_class
 from stepless.cross_entropy import LOWEST_LOG, cross_entropy_sums, mean_cross_entropy
-from stepless.kernels.decisions import Node, Objective, fused_loss
+from stepless.kernels.nodes import Node, Objective, loss_in_one_node
 from stepless.kernels.tracing import differentiated_classes
 from stepless.steps import Identity
 from stepless.tasks import Batch, check_classes
@@ -24,7 +24,7 @@ from stepless.tasks import Batch, check_classes
 
 def fused_class_loss(batch: Batch, objective: Objective) -> Tensor:
     """The loss of a batch of logits and class indices, in one autograd node."""
-    return fused_loss(batch, objective, _NODE)
+    return loss_in_one_node(batch, objective, _NODE)
 
 
 def _plain_loss(batch: Batch, objective: Objective) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from stepless.cross_entropy import LOWEST_LOG
-from stepless.kernels.decisions import Objective
+from stepless.kernels.nodes import Objective
 from stepless.kernels.tracing import straight_line
 from stepless.kernels.triton_decisions import compiled, reciprocal
 from stepless.kernels.triton_launch import Launch

@@ -19,15 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stepless.kernels.decisions import (
-    Deciding,
-    Objective,
-    differentiate_plainly,
-    is_one_gradient,
-    plain_cells,
-    plain_loss,
-    shares_of,
-)
+from stepless.kernels.decisions import Deciding, plain_cells, plain_loss, shares_of
+from stepless.kernels.nodes import Objective, differentiate_plainly, is_one_gradient
 from stepless.kernels.tracing import straight_line
 from stepless.kernels.triton_launch import Launch
 from stepless.numerics import constant

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stepless.counts import cells_of
-from stepless.kernels.decisions import Objective as Fused
 from stepless.kernels.dispatch import Dispatcher
+from stepless.kernels.nodes import Objective as Fused
 from stepless.loss import MetricLoss
 from stepless.networks.objectives import CrossEntropy, Objective, mean_loss
 from stepless.schedules import Schedule
