@@ -1,5 +1,7 @@
 """The site: it builds without a warning, its blocks run, its links lead somewhere, and it names everything there is."""
 
+import doctest
+import importlib
 import os
 import re
 import shutil
@@ -11,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
 import pytest
 import torch
 
@@ -92,6 +95,35 @@ def test_printed_formulas_are_those_that_are_computed(metric):
     assert term.mathml().count("<mrow>") == term.mathml().count("</mrow>")
 
 
+@pytest.mark.parametrize("name", ["metric_facts", "module_picture", "own_names", "printed_formulas"])
+def test_examples_in_the_extensions_are_right(name):
+    found = doctest.testmod(importlib.import_module(name))
+    assert found.attempted
+    assert not found.failed
+
+
+@pytest.mark.parametrize("metric", list(sl.METRICS.values()), ids=lambda m: m.name)
+def test_values_at_nothing_are_those_of_score(metric):
+    """What the reference says of batches that lack something, scored row by row."""
+    from metric_facts import LACKING, at_nothing, number
+
+    said = at_nothing(metric)
+    for lack, tables in LACKING.items():
+        if not (known := re.search(rf"(\S+) with [^.]*{lack}\b", said)):
+            continue
+        for tp, fp, fn, tn in tables:
+            decided = np.repeat([1.0, 1.0, -1.0, -1.0], [tp, fp, fn, tn])
+            true = np.repeat([1, 0, 1, 0], [tp, fp, fn, tn])
+            assert number(float(sl.score(decided, true, metric))) == known[1]
+
+
+def test_ranges_of_rankings_do_not_depend_on_the_rows_they_are_read_from():
+    from metric_facts import ranking_range
+
+    for name, options in {"precision_at_k": {"k": 2}, "average_precision": {}, "auroc": {}}.items():
+        assert ranking_range(name, **options) == ("0", "1")
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The built site
 # ---------------------------------------------------------------------------------------------------------------------
@@ -104,7 +136,17 @@ def site(tmp_path_factory):
     root = tmp_path_factory.mktemp("checkout")
     left = shutil.ignore_patterns("gallery", "__pycache__")
     shutil.copytree(DOCS, root / "docs", ignore=left)
-    for name in ("examples", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "LICENSE"):
+    read = (
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "README.md",
+        "examples",
+        "pyproject.toml",
+        "src",
+    )
+    for name in read:
         (root / name).symlink_to(ROOT / name)
     out = root / "site"
     done = subprocess.run(
@@ -186,3 +228,12 @@ def test_the_list_of_metrics_is_the_registries(site):
 def test_search_finds_metrics(site):
     index = (site / "searchindex.js").read_text(encoding="utf-8")
     assert "fowlkes_mallow" in index
+
+
+@pytest.mark.full
+def test_the_design_page_draws_every_module(site):
+    from module_picture import layers
+
+    page = (site / "design.html").read_text(encoding="utf-8")
+    drawn = re.findall(r'<span class="(?:module|package|part)" title="[^"]+"><b>(\w+)</b>', page)
+    assert sorted(drawn) == sorted(name for rows in layers().values() for row in rows for name in row)
