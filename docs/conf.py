@@ -53,7 +53,7 @@ napoleon_custom_sections = ["Shape", "Source"]
 maximum_signature_line_length = 90
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
-copybutton_exclude = ".linenos, .gp"  # a console line without a prompt is a command
+copybutton_exclude = ".linenos"  # prompts are needed to tell what was typed from what was printed
 
 sphinx_gallery_conf = {
     "examples_dirs": "gallery_src",

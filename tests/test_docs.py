@@ -1,14 +1,17 @@
 """The site: it builds without a warning, its blocks run, its links lead somewhere, and it names everything there is."""
 
 import doctest
+import http.server
 import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import warnings
 import zlib
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -224,16 +227,63 @@ def test_the_list_of_metrics_is_the_registries(site):
         assert f"metric-{name.replace('_', '-')}" in page.anchors
 
 
-@pytest.mark.full
-def test_search_finds_metrics(site):
-    index = (site / "searchindex.js").read_text(encoding="utf-8")
-    assert "fowlkes_mallow" in index
+@pytest.fixture(scope="module")
+def served(site):
+    """Where a browser finds the site: its search wants a server."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def phone():
+    """A page as wide as a phone, which may read what was copied."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("needs Chromium")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=flags)
+        context = browser.new_context(
+            viewport={"width": 390, "height": 844}, color_scheme="dark", permissions=["clipboard-read"]
+        )
+        yield context.new_page()
+        browser.close()
 
 
 @pytest.mark.full
-def test_the_design_page_draws_every_module(site):
-    from module_picture import layers
+def test_pages_fit_a_phone(site, pages, served, phone):
+    for path in pages:
+        phone.goto(f"{served}/{path.relative_to(site)}")
+        assert phone.evaluate("document.documentElement.scrollWidth") <= 390, f"{path.name} is wider than a phone"
+    phone.goto(f"{served}/index.html")
+    for panel in phone.locator(".path-picture figure").all():
+        box = panel.bounding_box()
+        assert 0 <= box["x"] < box["x"] + box["width"] <= 390  # the one picture is seen whole
 
-    page = (site / "design.html").read_text(encoding="utf-8")
-    drawn = re.findall(r'<span class="(?:module|package|part)" title="[^"]+"><b>(\w+)</b>', page)
-    assert sorted(drawn) == sorted(name for rows in layers().values() for row in rows for name in row)
+
+@pytest.mark.full
+@pytest.mark.parametrize(("words", "page"), [("f1", "All metrics"), ("threshold", "Calibration"), ("DDP", "Scale")])
+def test_search_finds(served, phone, words, page):
+    phone.goto(f"{served}/search.html?q={words}")
+    phone.wait_for_selector("#search-results li")
+    phone.wait_for_function("document.querySelector('.search-summary').textContent.includes('finished')")
+    assert page in phone.locator("#search-results li > a").all_inner_texts()
+
+
+@pytest.mark.full
+def test_what_is_copied_is_what_was_typed(served, phone):
+    phone.goto(f"{served}/reference/losses.html")
+    phone.locator("button.copybtn").first.click(force=True)
+    phone.wait_for_selector("button.copybtn.success")
+    copied = phone.evaluate("navigator.clipboard.readText()")
+    assert "loss_fn(logits, target).backward()" in copied
+    assert ">>>" not in copied
+    assert not re.search(r"^[\d.]+$", copied, re.MULTILINE)  # what the example prints

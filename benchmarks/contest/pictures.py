@@ -8,6 +8,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from page import CLAIMED, halved, picture_name
 from summary import TUNED_NET, Record, Standing, standing
 
@@ -87,6 +88,10 @@ def gain(found: Standing) -> Figure:
                 axes.scatter(place, found.of(name) - found.of(TUNED_NET), s=16, marker=marker, label=name, alpha=0.8)
         axes.axhline(0, color=_LINE, linewidth=0.8)
         axes.set(xscale="log", xlabel=label)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.tick_params(axis="x", labelsize=8)
+        axes.xaxis.set_minor_formatter(NullFormatter())  # it would write its numbers over the others
     sides[0].set_ylabel(f"{found.metric} − that of {TUNED_NET}", fontsize=8)
     sides[0].legend(fontsize=8)
     return figure

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 import torch
-from printed_formulas import Term, printed
+from printed_formulas import printed
 
 import stepless as sl
 from stepless.averaging import evaluate
@@ -16,13 +16,16 @@ from stepless.registry import Metric
 
 #: Counts from which the range is read: every table of these, and so every share that matters.
 CELLS = (0.0, 1.0, 2.0, 10.0)
-#: Counts tp, fp, fn, tn in which something is missing.
-EMPTY: dict[str, tuple[float, float, float, float]] = {
-    "no rows": (0, 0, 0, 0),
-    "no positives, all left alone": (0, 0, 0, 3),
-    "no negatives, all found": (3, 0, 0, 0),
-    "no positive decisions": (0, 0, 2, 3),
-    "no negative decisions": (2, 3, 0, 0),
+#: What a batch may lack, each with counts tp, fp, fn, tn that lack it.
+LACKING: dict[str, list[tuple[float, float, float, float]]] = {
+    "no rows": [(0, 0, 0, 0)],
+    "no positives": [(0, 0, 0, 3), (0, 2, 0, 3), (0, 3, 0, 0)],
+    "no negatives": [(3, 0, 0, 0), (3, 0, 2, 0), (0, 0, 3, 0)],
+    "no positive decisions": [(0, 0, 0, 3), (0, 0, 2, 3), (0, 0, 3, 0)],
+    "no negative decisions": [(3, 0, 0, 0), (2, 3, 0, 0), (0, 3, 0, 0)],
+    "no right decisions": [(0, 3, 0, 0), (0, 2, 3, 0), (0, 0, 3, 0)],
+    "neither positives nor positive decisions": [(0, 0, 0, 3)],
+    "neither negatives nor negative decisions": [(3, 0, 0, 0)],
 }
 _ONE_CLASS = {"positives": torch.zeros(3), "negatives": torch.ones(3)}  #: by what is missing
 _SCORES = torch.tensor([-1.0, 0.5, 1.5], dtype=torch.float64)
@@ -53,22 +56,44 @@ def number(value: float) -> str:
     return (str(nearest) if exact else f"{value:.3g}").replace("-", "−")
 
 
-def at_nothing(metric: Metric) -> list[tuple[str, str]]:
-    """The values where the formula divides by 0."""
-    term = printed(metric)
-    return [
-        (where, number(value(metric, *cells)))
-        for where, cells in EMPTY.items()
-        if (where == "no rows" if term is None else _divides_by_zero(term, metric.kind == "joint", cells))
-    ]
+def at_nothing(metric: Metric) -> str:
+    """What the metric is where its formula divides by 0.
+
+    >>> print(at_nothing(sl.METRICS["f1"]))
+    0 with no rows, or neither positives nor positive decisions.
+    >>> print(at_nothing(sl.METRICS["markedness"]))
+    −1 with no rows. With no positive decisions, or no negative decisions, the fraction that is 0/0 counts as 0.
+    """
+    lacks: dict[str, set[str]] = {}
+    told: set[tuple[float, float, float, float]] = set()
+    for lack, tables in LACKING.items():
+        if not told.issuperset(tables) and all(_is_undefined(metric, cells) for cells in tables):
+            lacks[lack] = {number(value(metric, *cells)) for cells in tables}
+            told.update(tables)
+    return _said(lacks)
 
 
-def _divides_by_zero(term: Term, joint: bool, cells: tuple[float, float, float, float]) -> bool:
-    tp, fp, fn, tn = cells
+def _said(lacks: dict[str, set[str]]) -> str:
+    """Sentences of what is lacking, by the value it leads to."""
+    by_value: dict[str, list[str]] = {}
+    for lack, values in lacks.items():
+        by_value.setdefault(values.copy().pop() if len(values) == 1 else "", []).append(lack)
+    rest = by_value.pop("", [])
+    sentences = [f"{known} with {', or '.join(causes)}." for known, causes in by_value.items()]
+    if rest:  # the value depends on the other counts
+        sentences.append(f"With {', or '.join(rest)}, the fraction that is 0/0 counts as 0.")
+    return " ".join(sentences)
+
+
+def _is_undefined(metric: Metric, cells: tuple[float, float, float, float]) -> bool:
+    """Whether the formula divides by 0; one of the matrix is not printed, but a perfect decision gives it away."""
+    term, (tp, fp, fn, tn) = printed(metric), cells
+    if term is None:
+        return not any(cells) or (fp == fn == 0 and value(metric, *cells) != metric.best)
     both = {"tp": [tp, tn], "fp": [fp, fn], "fn": [fn, fp], "tn": [tn, tp]}  # as the two classes see it
     one = dict(zip(("tp", "fp", "fn", "tn"), cells, strict=True))
     try:
-        term.value({**(both if joint else one), "α": 0.5, "β": 1.0, "p": 0.5, "K": 2.0})
+        term.value({**(both if metric.kind == "joint" else one), "α": 0.5, "β": 1.0, "p": 0.5, "K": 2.0})
     except ZeroDivisionError:
         return True
     return False
@@ -79,7 +104,7 @@ def gradient_notes(metric: Metric) -> list[str]:
     loss_fn = sl.MetricLoss(metric)
     notes = [_silence([kind for kind, target in _ONE_CLASS.items() if _unmoved(loss_fn, target)])]
     if metric.kind != "matrix" and _steep(metric):
-        notes.append("Its slope grows without bound where a rate under a root comes to 0; at 0 it is taken as 0.")
+        notes.append("Its slope grows without bound as what is under a root approaches 0, and is taken as 0 there.")
     return notes
 
 
@@ -108,29 +133,39 @@ def _steep(metric: Metric) -> bool:
 
 
 def ranking_range(name: str, **options: Any) -> tuple[str, str]:
-    """The score of the worst order and that of the best one, of a positive row in 1,000.
+    """The least score of the worst order and the greatest of the best one, of few positives and of many.
 
-    >>> ranking_range("auroc")
-    ('0', '1')
+    >>> ranking_range("auroc"), ranking_range("average_precision"), ranking_range("precision_at_k", k=2)
+    (('0', '1'), ('0', '1'), ('0', '1'))
     """
-    target = torch.arange(1000) < 1
-    worst, best = (float(sl.score(sign * target.double(), target, name, **options)) for sign in (-1.0, 1.0))
-    return number(worst), number(best)
+    rows = 100_000  # average precision comes to 0 only as positives become rare
+    targets = [torch.arange(rows) < positives for positives in (1, 10, rows // 2)]
+    scores = [[float(sl.score(sign * y.double(), y, name, **options)) for y in targets] for sign in (-1.0, 1.0)]
+    return number(round(min(scores[0]), 4)), number(max(scores[1]))
 
 
-def ranking_at_nothing(name: str, **options: Any) -> list[tuple[str, str]]:
-    """The score of a ranking where one class is missing."""
-    return [
-        (f"no {kind}", number(float(sl.score(_SCORES, target.int(), name, **options))))
-        for kind, target in _ONE_CLASS.items()
-    ]
+def ranking_at_nothing(name: str, **options: Any) -> str:
+    """The score of a ranking where one class is missing.
+
+    >>> ranking_at_nothing("auroc"), ranking_at_nothing("average_precision")
+    ('NaN with no positives, or no negatives.', '0 with no positives. 1 with no negatives.')
+    """
+    return _said(
+        {
+            f"no {kind}": {number(float(sl.score(_SCORES, target.int(), name, **options)))}
+            for kind, target in _ONE_CLASS.items()
+        }
+    )
 
 
 def ranking_gradient_notes(name: str, **options: Any) -> list[str]:
     """What the gradient of a ranking does in a batch of one class."""
     loss_fn = sl.MetricLoss(name, **options)
     silent = [kind for kind, target in _ONE_CLASS.items() if _unmoved(loss_fn, target)]
-    return [_silence(silent), "A pair far apart in the wrong order still pulls." if _pulls(loss_fn) else ""]
+    return [
+        _silence(silent),
+        "A pair that is far apart in the wrong order still has a gradient." if _pulls(loss_fn) else "",
+    ]
 
 
 def _pulls(loss_fn: sl.MetricLoss) -> bool:

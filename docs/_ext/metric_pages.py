@@ -60,13 +60,13 @@ def _section(document: nodes.document, name: str, parts: list[nodes.Node]) -> no
 def _metric(metric: Metric) -> list[nodes.Node]:
     term = printed(metric)
     low, high = value_range(metric)
-    better = "more is better" if metric.greater_is_better else "less is better"
-    zero = "; ".join(f"{value} for {where}" for where, value in at_nothing(metric))
+    better = "higher is better" if metric.greater_is_better else "lower is better"
+    zero = at_nothing(metric)
     if "zero_division" in metric.defaults:
-        zero += ". zero_division= sets what 0/0 is"
+        zero += " zero_division= sets another value."
     rows = [
         ("range", f"{low} to {high}{' at the default options' if set(metric.defaults) & FREE else ''}; {better}"),
-        ("at 0/0", f"{zero}."),
+        ("at 0/0", zero),
         ("gradient", " ".join(gradient_notes(metric))),
         ("options", _options({k: v for k, v in metric.defaults.items() if k != "zero_division"})),
         ("other names", _aliases(sl.METRICS.aliases, metric.name)),
@@ -78,13 +78,12 @@ def _metric(metric: Metric) -> list[nodes.Node]:
 
 def _ranking(ranking: Ranking) -> list[nodes.Node]:
     needed = {name: value for name, value in NEEDED.items() if name in ranking.defaults}
-    zero = "; ".join(f"{value} for {where}" for where, value in ranking_at_nothing(ranking.name, **needed))
     low, high = ranking_range(ranking.name, **needed)
     at = "".join(f", at `{name}={value}`" for name, value in needed.items())
     loss = (inspect.getdoc(ranking.surrogate) or "").split("\n\n")
     rows = [
-        ("range", f"{low} to {high}{at}; more is better"),
-        ("at 0/0", f"{zero}."),
+        ("range", f"{low} to {high}{at}; higher is better"),
+        ("at 0/0", ranking_at_nothing(ranking.name, **needed)),
         ("gradient", " ".join(ranking_gradient_notes(ranking.name, **needed)).strip()),
         ("options", _options(ranking.defaults)),
         ("other names", _aliases(sl.RANKINGS.aliases, ranking.name)),

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from stepless.registry import Metric
 
 #: How an option is written.
@@ -148,8 +150,24 @@ def printed(metric: Metric) -> Term | None:
         return None
     options = {name: Term("name", (GREEK[name],)) for name in metric.defaults if name in GREEK}
     counts = [Term("name", (name,)) for name in ("tp", "fp", "fn", "tn")]
-    result = metric.function(*counts, **options)
-    return _with_n(result)
+    result = _with_n(metric.function(*counts, **options))
+    plain = _in_counts(result)
+    return plain if _same_value(plain, result) else result
+
+
+def _in_counts(term: Any) -> Any:
+    """Counts in place of their shares of n, in which a formula may be computed to keep float32's digits."""
+    if not isinstance(term, Term):
+        return term
+    if term.operation == "/" and [getattr(part, "operation", "") for part in term.parts] == ["name", "name"]:
+        return term.parts[0] if term.parts[1].parts == ("n",) else term
+    return Term(term.operation, tuple(_in_counts(part) for part in term.parts))
+
+
+def _same_value(a: Any, b: Any) -> bool:
+    counts = {"tp": [7.0, 11.0], "fp": [2.0, 3.0], "fn": [3.0, 2.0], "tn": [11.0, 7.0]}
+    options = {"α": 0.3, "β": 1.7, "p": 0.2, "K": 2.0}
+    return bool(np.allclose(_value(a, {**counts, **options}), _value(b, {**counts, **options}), rtol=1e-12))
 
 
 def _with_n(term: Any) -> Any:

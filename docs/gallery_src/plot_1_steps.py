@@ -2,8 +2,9 @@
 Steps and their gradients
 =========================
 
-A decision is a step of the probability. Each stand-in makes it smooth in its own way, and what a
-net can learn from is the slope: where the slope is 0, a row teaches nothing.
+A decision is a step of the probability: 0 below the threshold, 1 above it. Each stand-in smooths
+that step in its own way. What a network learns from is the slope, so where the slope is 0, a row
+teaches it nothing.
 """
 
 import matplotlib.pyplot as plt
@@ -33,7 +34,7 @@ def curve(step, threshold):
 # The decision, at thresholds of ½ and 0.2
 # ----------------------------------------
 #
-# The linear step and the raised cosine move with the threshold; the identity does not know it.
+# All steps move with the threshold except the identity, which ignores it.
 
 fig, axes = plt.subplots(1, 2, sharey=True)
 for ax, threshold in zip(axes, (0.5, 0.2), strict=True):
@@ -50,13 +51,13 @@ for ax, threshold in zip(axes, (0.5, 0.2), strict=True):
         ax.plot(probability, curve(step, threshold)[0], label=name)
     ax.set(title=f"threshold {threshold}", xlabel="probability")
 axes[0].set_ylabel("decision")
-fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
 # %%
 # The slope, on a logarithmic scale
 # ---------------------------------
 #
-# Below 10⁻⁴ or so a row is as good as lost. The steep steps are blind to all rows but those near
+# Where the slope is below 10⁻⁴ or so, a row hardly counts. The steep steps see only the rows near
 # the threshold: a positive with a probability of 0.1 will stay there.
 
 fig, ax = plt.subplots()
@@ -73,7 +74,7 @@ ax.set(
 fig.legend(loc="outside lower center", ncols=3)
 
 # %%
-# In numbers: the share of a uniform spread of rows that a step hardly sees.
+# In numbers: if probabilities are spread evenly, the share of rows with a slope below 10⁻⁴.
 
 for name, step in steps.items():
     print(f"{name:28} {(curve(step, 0.5)[1] < 1e-4).double().mean():5.0%}")

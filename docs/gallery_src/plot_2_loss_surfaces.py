@@ -2,8 +2,9 @@
 Loss surfaces
 =============
 
-A model with two weights, so that a loss can be drawn as a landscape. The metric itself is a heap of
-plateaus. A smooth step makes slopes of it; a steep step keeps the plateaus.
+A model with one weight and one bias, so that a loss can be drawn as a landscape. The metric itself
+is a set of plateaus, with no slope to follow. A smooth step turns them into slopes; a steep one
+leaves most of them flat.
 """
 
 import matplotlib.pyplot as plt
@@ -46,13 +47,13 @@ surfaces = {
 }
 
 # %%
-# Dark is low. The cross marks the lowest point of each surface, the ring that of the hard metric.
-# The hard metric decides by the sign of the logit, so it is the same along every ray from the
-# origin: what matters is whether the cross lies in the ring's direction, and whether there is a
-# slope to follow from everywhere else.
+# Dark is low. The cross marks the lowest point of each surface, and the ring the lowest point of the
+# hard metric. The hard metric depends only on the sign of the logit, so it is constant along every
+# ray from the origin. What matters, then, is whether the cross lies in the ring's direction, and
+# whether there is a slope that leads to it from everywhere else.
 
 best = surfaces["1 − F1, hard"].argmin()
-fig, axes = plt.subplots(2, 3, sharex=True, sharey=True, figsize=(8, 5.4))
+fig, axes = plt.subplots(2, 3, sharex=True, sharey=True, figsize=(6.7, 4.8))
 for ax, (name, values) in zip(axes.flat, surfaces.items(), strict=True):
     shown = values.clamp(max=values.quantile(0.9))
     ax.contourf(weights, biases, shown.T, levels=18, cmap="viridis")
@@ -75,11 +76,11 @@ for ax, (name, values) in zip(axes.flat, surfaces.items(), strict=True):
     )
     ax.set_title(name)
     ax.grid(False)
-fig.supxlabel("weight", fontsize=9.5)
-fig.supylabel("bias", fontsize=9.5)
+fig.supxlabel("weight", fontsize=10.5)
+fig.supylabel("bias", fontsize=10.5)
 
 # %%
-# The hard F1 of the model that each surface likes best:
+# The hard F1 of the model at the lowest point of each surface:
 
 for name, values in surfaces.items():
     chosen = logits[values.argmin()]

@@ -2,9 +2,9 @@
 What each step does to a decision boundary
 ==========================================
 
-One net is trained on cross-entropy. From there it goes on with each loss, on the same rows: what
-moves is the boundary. One row in ten is positive and the classes overlap, so there is a choice to
-make, and F1 makes another one than cross-entropy does at ½.
+One network is trained on cross-entropy. Copies of it then go on training on the same rows, each with
+another loss, and the boundary moves. One row in ten is positive and the classes overlap, so there
+is a trade-off to make, and F1 makes a different one from cross-entropy cut at ½.
 """
 
 from copy import deepcopy
@@ -73,12 +73,12 @@ trained = {
 }
 
 # %%
-# The line is the boundary at ½, and the shade the probability. For cross-entropy the dashed line is
-# the threshold that is best for F1 on the training rows: the rival, which needs no new loss. A step
-# that is flat away from ½ can lose its grip: see the raised cosine.
+# The line is the boundary at ½, and the shade is the probability. The dashed line, for cross-entropy,
+# is the boundary at the threshold that is best for F1 on the training rows: this is the rival, which
+# needs no new loss. A step that is flat away from ½ can stop learning: see the raised cosine.
 
 SHADE = LinearSegmentedColormap.from_list("shade", ["#3f83d100", "#3f83d1c0"])
-fig, axes = plt.subplots(2, 3, sharex=True, sharey=True, figsize=(8, 5.6))
+fig, axes = plt.subplots(3, 2, sharex=True, sharey=True, figsize=(6.7, 8.6))
 for ax, (name, (on_grid, seen, new)) in zip(axes.flat, trained.items(), strict=True):
     logit = on_grid.reshape(160, 160).T
     ax.pcolormesh(side, side, logit.sigmoid(), cmap=SHADE, vmin=0, vmax=1, rasterized=True)
@@ -98,10 +98,10 @@ for ax, (name, (on_grid, seen, new)) in zip(axes.flat, trained.items(), strict=T
         title += f" (tuned {sl.score(new, y_new, 'f1', threshold=tuned):.3f})"
     ax.plot(*X[y == 0].T, ".", color="0.45", markersize=2, alpha=0.6)
     ax.plot(*X[y == 1].T, ".", color="#d4576f", markersize=4)
-    ax.set_title(title, fontsize=9)
+    ax.set_title(title, fontsize=10)
     ax.set(xlim=(-3, 3), ylim=(-3, 3))
     ax.grid(False)
-fig.suptitle("F1 of 20,000 new rows", fontsize=10.5)
+fig.suptitle("F1 of 20,000 new rows", fontsize=11.5)
 
 # %%
 # One set and one seed: a picture, not a result. :doc:`The contest </contest>` has many.

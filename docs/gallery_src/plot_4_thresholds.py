@@ -2,8 +2,8 @@
 Threshold explorer
 ==================
 
-What happens at every threshold, and where each metric would cut. Move the slider: counts and
-metrics follow, each read at that cut.
+What happens at every threshold, and where each metric would cut. Move the slider further down: the
+counts and the metrics follow it.
 """
 
 import json
@@ -19,8 +19,8 @@ probability = 1 / (1 + np.exp(-(rng.normal(size=3000) + 2.1 * target - 2.3)))
 
 
 # %%
-# An explorer in a few lines: the cuts of one sweep go into the page, and each metric is read at
-# every one of them beforehand.
+# The explorer is a small HTML page. Its counts and metrics are computed here, at each of some 400
+# thresholds, and the slider only shows them.
 
 
 class Explorer:
@@ -69,7 +69,7 @@ PAGE = """
 <label>threshold <output></output><input type="range" min="0" aria-label="threshold"></label>
 <div class="cells"></div>
 <div class="bars"></div>
-<p>The mark is the best value that any cut has.</p>
+<p>The mark is the best value over all thresholds.</p>
 <script>(() => {
 const data = DATA, root = document.currentScript.parentElement, at = (what) => root.querySelector(what);
 const bar = (name, now, best) => `<span>${name}</span><span class="track">` +
@@ -95,7 +95,7 @@ show();
 Explorer(probability, target)
 
 # %%
-# The same, drawn: every metric over every threshold, each with its best cut.
+# The same as a plot: each metric at every threshold, with its best threshold marked.
 
 fig, ax = plt.subplots()
 for name in ("f1", "mcc", "g_mean", "accuracy"):
@@ -107,8 +107,8 @@ ax.set(xlabel="threshold", ylabel="metric", xlim=(0, 1), ylim=(0, 1.02))
 fig.legend(loc="outside lower center", ncols=4)
 
 # %%
-# How sure is a tuned threshold? The interval is that of rows drawn again: few positives make it
-# wide. Where a constraint does not hold, the ground is grey.
+# How certain is a tuned threshold? The orange band is a 95 % interval from resampled rows, and few
+# positives make it wide. On grey ground the constraint does not hold.
 
 tuned = sl.tune_threshold(probability, target, "recall", subject_to="precision >= 0.7")
 low, high = tuned.interval(100).threshold
