@@ -143,6 +143,34 @@ def test_training_goes_on_from_a_checkpoint_within_an_epoch(tmp_path, every, val
     assert again.progress == pytest.approx([step / 9 for step in range(every, 9)])
 
 
+class Interrupted(Module):
+    """Stops in the middle of its second epoch, once."""
+
+    stops = True
+
+    def training_step(self, batch, i):
+        if self.stops and self.current_epoch == 1 and i == 2:
+            raise KeyboardInterrupt
+        return super().training_step(batch, i)
+
+
+def test_an_epoch_that_was_interrupted_is_not_counted_with_the_next(tmp_path):
+    keep = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=1, save_last=True)
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_epochs=2, callbacks=[MetricCallback(), keep], logger=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    module = Interrupted()
+    with pytest.raises(SystemExit):  # how Lightning takes leave of a keyboard
+        trainer.fit(module, loader())
+    module.stops, module.seen["train"] = False, []
+    trainer.fit(module, loader(), ckpt_path="last")
+    since = torch.cat(module.seen["train"])
+    assert 0 < len(since) < ROWS
+    expected = sl.score(since, draw()[1][: len(since)], "f1")  # within an epoch Lightning begins with the first rows
+    assert trainer.callback_metrics["train_f1"].item() == pytest.approx(expected.item(), abs=1e-6)
+
+
 def test_no_end_in_sight():
     class Endless(IterableDataset):
         def __iter__(self):
@@ -201,6 +229,20 @@ def test_several_losses_bear_their_names():
     trainer = make_trainer(max_epochs=1)
     trainer.fit(TwoLosses(), loader())
     assert {"train_loss_fn_f1", "train_other_mcc"} <= set(trainer.callback_metrics)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_is_compiled_is_counted_outside_of_the_graph(whole, caplog):
+    torch.compiler.reset()
+    module, trainer, plain = TwoLosses(), make_trainer(max_epochs=1), make_trainer(max_epochs=1)
+    plain.fit(TwoLosses(), loader(), loader(seed=1))
+    if not whole:
+        module.other = torch.compile(module.other, backend="eager")
+    with caplog.at_level("WARNING", logger="torch._dynamo"):
+        trainer.fit(torch.compile(module, backend="eager") if whole else module, loader(), loader(seed=1))
+    assert "stepless" not in caplog.text, "tracing the counts breaks off at every look at a value"
+    for name in ("train_loss_fn_f1", "train_other_mcc", "val_loss_fn_f1"):
+        assert trainer.callback_metrics[name].item() == pytest.approx(plain.callback_metrics[name].item(), abs=1e-6)
 
 
 def whole_batch(task, batch, epochs, **settings):
@@ -324,6 +366,21 @@ def test_each_loader_is_scored_by_itself():
         x, y = draw(seed=place)
         expected = sl.score(module.model(x).detach(), y, "f1").item()
         assert trainer.callback_metrics[f"val_f1/dataloader_idx_{place}"].item() == pytest.approx(expected, abs=1e-6)
+
+
+class Together(Module):
+    def validation_step(self, batches, _):
+        for x, y in batches.values():
+            self.loss_fn(self(x), y)
+
+
+def test_loaders_that_are_read_together_are_one():
+    loaders = lightning.pytorch.utilities.CombinedLoader({"a": loader(), "b": loader(seed=1)}, "max_size")
+    module, trainer = Together(), make_trainer()
+    trainer.validate(module, loaders, verbose=False)
+    x, y = (torch.cat(parts) for parts in zip(draw(), draw(seed=1), strict=True))
+    expected = sl.score(module.model(x).detach(), y, "f1").item()
+    assert trainer.callback_metrics["val_f1"].item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_missing():

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import torchmetrics
@@ -189,6 +190,41 @@ def test_a_ranking_keeps_no_graph():
     assert ours.clone().compute() == sl.score(x.detach() * 2, y, "auroc")
 
 
+def as_images(rows, side):
+    images = rows.reshape(-1, side, side, *rows.shape[1:])
+    return images.movedim(3, 1) if images.dim() > 3 else images
+
+
+@pytest.mark.parametrize("weights", ["none", "one a sample", "one a pixel"])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_ranking_of_images_of_other_sizes(task, weights):
+    ours, pixels = make("average_precision", task), []
+    for images, side in ((3, 5), (2, 8), (0, 4)):
+        x, y = draw(task, side, images * side * side)
+        of_samples = torch.rand(images) if weights == "one a sample" else torch.ones(images)
+        weight = of_samples[:, None, None] * (torch.rand if weights == "one a pixel" else torch.ones)(1, side, side)
+        given = {"none": None, "one a sample": of_samples, "one a pixel": weight}[weights]
+        ours.update(as_images(x, side), as_images(y, side), given)
+        pixels.append((x, y, weight.flatten()))
+    x, y, weight = (torch.cat(parts) for parts in zip(*pixels, strict=True))
+    expected = sl.score(x, y, "average_precision", task=task, sample_weight=weight)
+    torch.testing.assert_close(ours.compute(), expected)
+
+
+@pytest.mark.parametrize("metric", ["f1", "auroc"])
+def test_half_a_module_is_not_half_the_counts(metric):
+    """bfloat16 counts to 256."""
+    x, y = draw("binary", rows=3000)
+    model = torch.nn.ModuleDict({"score": make(metric, "binary")})
+    for dtype in (torch.bfloat16, torch.float16):
+        score = model.to(dtype)["score"]
+        score.reset()
+        score.update(x, y)
+        model.to(dtype)
+        assert score.compute() == sl.score(x, y, metric)
+        assert score.compute().dtype == torch.float64
+
+
 def test_a_bad_batch_changes_nothing():
     ours = make("f1", "multiclass")
     x, y = draw("multiclass")
@@ -222,6 +258,7 @@ def test_unchecked_a_nan_stays_visible(metric, task):
 def test_errors():
     with pytest.raises(ValueError, match=r"a multilabel task needs classes=, how many .*; got None"):
         EpochScore("f1", task="multilabel")
+    assert EpochScore("f1", task="multiclass", classes=np.int64(3)).counts.shape[-1] == 4
     with pytest.raises(ValueError, match=r"classes=2 has no effect on a binary task"):
         EpochScore("f1", classes=2)
     with pytest.raises(ValueError, match=r"classes= has no effect on 'auroc'"):
@@ -237,9 +274,9 @@ def test_errors():
         EpochScore("auroc").compute()
 
 
-def shard(rank, metric, task, shares):
+def shard(rank, metric, task, shares, dtype=torch.float32):
     x, y = draw(task)
-    ours = make(metric, task)
+    ours = make(metric, task).to(dtype)
     for rows in torch.arange(*shares[rank]).split(13) if shares[rank] else ():
         ours.update(x[rows], y[rows])
     return ours.compute(), ours.compute()
@@ -262,6 +299,8 @@ def test_a_rank_without_rows(metric, task):
     for nothing in ((ROWS, ROWS), None):  # a batch of no rows, and no batch
         for computed, _ in ranks.run(shard, 2, metric, task, [(0, ROWS), nothing]):
             torch.testing.assert_close(computed, expected)
+    for computed, _ in ranks.run(shard, 2, metric, task, [(0, ROWS), None], torch.bfloat16):  # as in a model of it
+        torch.testing.assert_close(computed, expected)
 
 
 def test_missing():

@@ -56,7 +56,7 @@ def make_model(head):
     return kind(config)
 
 
-def make_trainer(head, folder, loss_settings=(), per_micro_batch=False, **settings):
+def make_trainer(head, folder, loss_settings=(), per_micro_batch=False, model=None, **settings):
     task, metric, _ = HEADS[head]
     loss = TrainerLoss(sl.MetricLoss(metric, task=task, **dict(loss_settings)), per_micro_batch=per_micro_batch)
     given = {"max_steps": 3, "per_device_train_batch_size": 16, "learning_rate": 0.1, "optim": "sgd", **settings}
@@ -65,8 +65,8 @@ def make_trainer(head, folder, loss_settings=(), per_micro_batch=False, **settin
         max_grad_norm=0.0, disable_tqdm=True, logging_steps=1, dataloader_pin_memory=False, seed=0, **given,
     )  # fmt: skip
     return transformers.Trainer(
-        make_model(head), args, train_dataset=Sentences(head), eval_dataset=Sentences(head), compute_loss_func=loss,
-        compute_metrics=loss.compute_metrics, callbacks=[loss],
+        model or make_model(head), args, train_dataset=Sentences(head), eval_dataset=Sentences(head),
+        compute_loss_func=loss, compute_metrics=loss.compute_metrics, callbacks=[loss],
     )  # fmt: skip
 
 
@@ -183,6 +183,68 @@ def test_outputs_that_are_no_logits_are_refused():
     for predictions, got in (((hidden, logits), r"shape \(4, 16\)"), (((hidden,), hidden), "a tuple")):
         with pytest.raises(ValueError, match=rf"needs the logits as the first of the model's 2 outputs; got {got}"):
             loss.compute_metrics(transformers.EvalPrediction(predictions, labels.numpy()))
+
+
+class Returning(torch.nn.Module):
+    """A model that is none of transformers': logits, and what they are made of, in a form of its own."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.words, self.head, self.form = torch.nn.Embedding(WORDS, 5), torch.nn.Linear(5, 3), form
+
+    def forward(self, input_ids, labels=None):
+        pooled = self.words(input_ids).mean(1)
+        return self.form(self.head(pooled), pooled)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (lambda logits, _: logits, 'must return a dict with "logits"; got a Tensor'),
+        (lambda logits, _: {"scores": logits}, 'must return a dict with "logits"; got the keys scores'),
+        (lambda logits, _: (logits,), 'the model\'s logits; got nothing. Where .* return a dict with "logits" instead'),
+        (lambda *both: both, r"the model's logits; got shape \(32, 5\)\. Where a model returns a tuple, the Trainer"),
+    ],
+)
+def test_a_model_that_does_not_name_its_logits(form, message, tmp_path):
+    trainer = make_trainer("multiclass", tmp_path, model=Returning(form))
+    with pytest.raises(ValueError, match=message):
+        trainer.evaluate()
+
+
+@pytest.mark.parametrize("scores", [1, 2])
+def test_tokens_of_two_classes(scores):
+    loss = TrainerLoss(sl.MetricLoss("f1", ignore_index=-100))
+    logits, labels = torch.randn(4, 6, scores), torch.randint(2, (4, 6))
+    labels[:, 4:] = -100
+    flat = (logits[..., 0] if scores == 1 else logits[..., 1] - logits[..., 0])[:, :4].flatten()
+    expected = sl.metric_loss(flat, labels[:, :4].flatten(), "f1")
+    torch.testing.assert_close(loss({"logits": logits.requires_grad_()}, labels), expected)
+    found = loss.compute_metrics(transformers.EvalPrediction(logits.detach().numpy(), labels.numpy()))["f1"]
+    assert found == pytest.approx(sl.score(flat.detach(), labels[:, :4].flatten(), "f1").item())
+
+
+def test_labels_that_make_no_sense_are_seen_in_the_first_batch():
+    logits, labels = torch.randn(4, 6, 2), torch.full((4, 6), -100)
+    loss = TrainerLoss(sl.MetricLoss("f1"))
+    with pytest.raises(ValueError, match=r"hold −100, .* as in MetricLoss\('f1', task='binary', ignore_index=-100\)"):
+        loss({"logits": logits}, labels)
+    with pytest.raises(ValueError, match=r"hold −100, which is for entries to leave out"):
+        loss.compute_metrics(transformers.EvalPrediction(logits.numpy(), labels.numpy()))
+    with pytest.raises(ValueError, match=r"targets must be 0 or 1, .*; got 2"):
+        loss({"logits": logits}, torch.full((4, 6), 2))
+    assert loss({"logits": logits * torch.nan}, torch.ones(4, 6)).isnan(), "which a GradScaler skips"
+
+
+def test_every_trial_of_a_search_begins_anew(tmp_path):
+    settings = {"subject_to": "precision >= 0.99", "memory": sl.Memory(4)}
+    trainer = in_order(make_trainer("two scores", tmp_path, settings))
+    trainer.model_init, found = lambda: make_model("two scores"), []
+    for trial in ({"trial": 1}, {"trial": 2}):
+        trainer.train(trial=trial)
+        found.append({name: value.clone() for name, value in trainer.compute_loss_func.loss_fn.state_dict().items()})
+    assert found[0]["multipliers"] > 1
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("task", ["multilabel", "multiclass"])

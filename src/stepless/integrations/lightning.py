@@ -20,8 +20,8 @@ with needs("stepless.integrations.lightning needs lightning", "lightning", "ligh
     from stepless.integrations.torchmetrics import EpochScore  # Lightning brings torchmetrics
 
 
-#: What is scored: a loss's name, and the number of the loader.
-_Place = tuple[str, int]
+#: What is scored: a loss's name, and the number of the loader where several are read one after the other.
+_Place = tuple[str, int | None]
 
 
 class MetricCallback(Callback):
@@ -31,10 +31,10 @@ class MetricCallback(Callback):
     for it but ``self.loss_fn(scores, y)`` in its steps. Counts are merged over batches and ranks, so the logged
     ``train_f1``, ``val_f1`` and ``test_f1`` are those of all rows (with the loss's attribute inside, as in
     ``val_head_f1``, where there are several losses, and ``/dataloader_idx_1`` behind it, where several loaders are
-    validated or tested on). In training a row is scored when it is seen, by the weights of that step, and a NaN among
-    the scores makes the epoch's score NaN; in validation it is an error. Of an epoch that goes on from a checkpoint the
-    rows since then are scored. Lightning's own sampler gives ranks equal shares by repeating a few rows: these count
-    twice.
+    validated or tested on, one after the other). In training a row is scored when it is seen, by the weights of that
+    step, and a NaN among the scores makes the epoch's score NaN; in validation it is an error. Of an epoch that goes on
+    from a checkpoint the rows since then are scored. Lightning's own sampler gives ranks equal shares by repeating a
+    few rows: these count twice.
 
     Args:
         prog_bar: Whether the progress bar shows the scores.
@@ -48,7 +48,8 @@ class MetricCallback(Callback):
         self._scores: dict[str, dict[_Place, EpochScore]] = {}
         self._losses: dict[MetricLoss, str] = {}
         self._hooks: list[Any] = []
-        self._stage, self._loader = "", 0
+        self._stage = ""
+        self._loader: int | None = None
 
     def count(self, loss_fn: MetricLoss, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> None:
         """Add a batch to the epoch's score of a loss."""
@@ -77,7 +78,7 @@ class MetricCallback(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if "train" not in self._scores:  # Lightning starts no epoch that a checkpoint has stopped in the middle of
             self._start("train", pl_module)
-        self._stage, self._loader = "train", 0  # a validation may have been in between
+        self._stage, self._loader = "train", None  # a validation may have been in between
         for loss_fn in self._losses:
             if loss_fn.schedule is not None:
                 loss_fn.advance(_progress(trainer, batch_idx))
@@ -86,40 +87,43 @@ class MetricCallback(Callback):
         self._start("train", pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._log("train", pl_module, loaders=1)
+        self._log("train", pl_module)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start("val", pl_module)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._log("val", pl_module, loaders=len(trainer.num_val_batches))
+        self._log("val", pl_module)
 
     def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int | None = None,
     ) -> None:
         self._loader = dataloader_idx
 
-    def on_test_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self._loader = dataloader_idx
+    on_test_batch_start = on_validation_batch_start
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start("test", pl_module)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._log("test", pl_module, loaders=len(trainer.num_test_batches))
+        self._log("test", pl_module)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._leave()
+        self._scores = {}  # what an epoch that was interrupted has counted is no part of the next
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._leave()
+        self.teardown(trainer, pl_module, "")
 
     def _start(self, stage: str, module: LightningModule) -> None:
         """Read along with every loss of the module from here on."""
         self._leave()
-        self._stage, self._loader, self._scores[stage] = stage, 0, {}
+        self._stage, self._loader, self._scores[stage] = stage, None, {}
         found = {loss_fn: name for name, loss_fn in module.named_modules() if isinstance(loss_fn, MetricLoss)}
         if not found:
             raise ValueError(
@@ -128,13 +132,16 @@ class MetricCallback(Callback):
             )
         several = len(found) > 1
         self._losses = {
-            loss_fn: f"{name}_{loss_fn.metric.name}" if several else loss_fn.metric.name
+            # torch.compile(loss_fn) holds the loss by a name that nobody gave
+            loss_fn: f"{name.removesuffix('._orig_mod')}_{loss_fn.metric.name}" if several else loss_fn.metric.name
             for loss_fn, name in found.items()
         }
 
         def read(loss_fn: MetricLoss, args: tuple[Any, ...], kwargs: dict[str, Any], _: Tensor) -> None:
             self.count(loss_fn, *args, **kwargs)
 
+        # in a compiled module it would be traced, which breaks off at every look at a value and starts anew
+        read = torch.compiler.disable(read)  # type: ignore[no-untyped-call]
         self._hooks = [loss_fn.register_forward_hook(read, with_kwargs=True) for loss_fn in found]
 
     def _leave(self) -> None:
@@ -142,14 +149,14 @@ class MetricCallback(Callback):
             hook.remove()
         self._hooks = []
 
-    def _log(self, stage: str, module: LightningModule, *, loaders: int) -> None:
+    def _log(self, stage: str, module: LightningModule) -> None:
         scores = self._scores.pop(stage, {})  # none of an epoch that goes on from a checkpoint at its very end
         classes = _of_all_ranks({place: score.classes for place, score in scores.items()})
         for loss_fn, name in self._losses.items():  # every rank in the same order, whichever loss it has called first
             for place in sorted(place for place in classes if place[0] == name):
                 if place not in scores:  # a rank without such rows takes part all the same
                     scores[place] = EpochScore(loss_fn, classes=classes[place]).to(module.device)
-                title = f"{stage}_{name}" + (f"/dataloader_idx_{place[1]}" if loaders > 1 else "")
+                title = f"{stage}_{name}" + ("" if place[1] is None else f"/dataloader_idx_{place[1]}")
                 # the ranks' counts are merged in compute(); the mean of what is then equal spares Lightning's warning
                 module.log(
                     title, scores[place].compute(), prog_bar=self.prog_bar, sync_dist=True, add_dataloader_idx=False

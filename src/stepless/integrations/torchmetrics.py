@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -100,8 +101,7 @@ class EpochScore(torchmetrics.Metric):
             self.path.read(preds, target, sample_weight)
             if check:
                 self.path.check(preds, target, sample_weight)
-            weight = preds.new_ones(len(preds)) if sample_weight is None else sample_weight
-            for name, rows in zip(_ROWS, (preds, target, weight), strict=True):
+            for name, rows in zip(_ROWS, _rows(preds, target, sample_weight, self.path.task), strict=True):
                 getattr(self, name).append(rows.detach())  # a batch's graph ends with the batch
             return
         counts = (self.path.hard_tally if check else self._unchecked)(preds, target, (self.metric,), sample_weight)
@@ -118,9 +118,10 @@ class EpochScore(torchmetrics.Metric):
         if not self.update_called and not len(self.preds):
             raise RuntimeError(f"{self.metric.name!r} of no rows is not defined; update it with a batch first.")
         rows = [dim_zero_cat(getattr(self, name)) for name in _ROWS]
-        if self.path.read(*rows).scores.isnan().any():  # of a batch that was not checked
-            shape = rows[0].shape[1:2] if self.path.average == "none" else ()
-            return torch.full(shape, math.nan, dtype=torch.float64, device=rows[0].device)
+        batch = self.path.read(*rows, exact=True)
+        if batch.scores.isnan().any():  # of a batch that was not checked
+            shape = rows[0].shape[1:] if self.path.average == "none" else ()
+            return torch.full(shape, math.nan, dtype=batch.dtype, device=rows[0].device)
         return self.path.score(*rows)
 
     def _unchecked(
@@ -145,6 +146,16 @@ class EpochScore(torchmetrics.Metric):
                 for name, (dtype, shape) in zip(_ROWS, theirs, strict=True):
                     setattr(self, name, [torch.zeros((0, *shape), dtype=dtype, device=self.device)])
         super()._sync_dist(dist_sync_fn, process_group)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> torch.nn.Module:
+        """Move as modules do, and keep the types: in ``module.to(torch.bfloat16)`` counts would end at 256."""
+
+        def move(tensor: Tensor) -> Tensor:
+            device = fn(torch.empty(0, device=tensor.device)).device
+            narrow = device.type == "mps" and tensor.dtype == torch.float64  # which it does not have
+            return tensor.to(device, torch.float32 if narrow else tensor.dtype)
+
+        return super()._apply(move, exclude_state)
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
         """Draw one score, or one after the other, as the metrics of torchmetrics do; needs matplotlib.
@@ -176,6 +187,22 @@ def _settle(metric: Any, maximize: bool | None, settings: dict[str, Any]) -> tup
     return make_path((resolved,), **chosen), resolved
 
 
+def _rows(preds: Tensor, target: Tensor, sample_weight: Tensor | None, task: str) -> tuple[Tensor, Tensor, Tensor]:
+    """A batch with pixels as rows, so that images of any size can follow one another."""
+    classes = () if task == "binary" else preds.shape[1:2]
+
+    def lay(values: Tensor) -> Tensor:
+        return values.movedim(1, -1).reshape(-1, *classes) if classes else values.reshape(-1)
+
+    scores, indices = lay(preds), task == "multiclass" and target.dim() < preds.dim()
+    labels = target.reshape(-1) if indices else lay(target.reshape(preds.shape))
+    if sample_weight is None:
+        return scores, labels, scores.new_ones(len(scores))
+    pixels = preds.shape[1 + len(classes) :].numel()
+    each = sample_weight.reshape(len(preds), 1 if sample_weight.dim() == 1 else pixels)  # one a sample, or one a pixel
+    return scores, labels, each.expand(-1, pixels).reshape(-1)
+
+
 def _state_name(path: Path, metric: Metric) -> str:
     """What the counts depend on, as a name.
 
@@ -188,16 +215,17 @@ def _state_name(path: Path, metric: Metric) -> str:
     return f"counts_{hashlib.sha256(repr((path, kind)).encode()).hexdigest()[:16]}"
 
 
-def _no_counts(path: Path, metric: Metric, classes: int | None) -> Tensor:
+def _no_counts(path: Path, metric: Metric, classes: Any) -> Tensor:
     """The counts of no rows at all."""
     if path.task == "binary":
         if classes is not None:
             raise ValueError(f"classes={classes} has no effect on a binary task; leave it out.")
         return path.hard_tally(torch.zeros(0), torch.zeros(0), (metric,))
-    if not isinstance(classes, int) or isinstance(classes, bool) or classes < 1:
+    if isinstance(classes, bool) or not isinstance(classes, Integral) or classes < 1:  # numpy's are integers too
         raise ValueError(
             f"a {path.task} task needs classes=, how many classes or labels there are, so that all ranks agree on the"
             f" counts before the first batch; got {classes!r}."
         )
-    target = torch.zeros(0, dtype=torch.long) if path.task == "multiclass" else torch.zeros(0, classes)
-    return path.hard_tally(torch.zeros(0, classes), target, (metric,))
+    scores = torch.zeros(0, int(classes))
+    target = torch.zeros(0, dtype=torch.long) if path.task == "multiclass" else scores
+    return path.hard_tally(scores, target, (metric,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import reduce
 from typing import Any
 
@@ -26,8 +27,9 @@ class TrainerLoss(TrainerCallback):
     of the global batch.
 
     Heads: ``task="multiclass"`` takes scores ``(N, K)``, or ``(N, tokens, K)`` with −100 for the tokens to leave out;
-    ``task="multilabel"`` ``(N, labels)``; ``task="binary"`` one score a row, or the two of a head with
-    ``num_labels=2``, whose difference is the score of class 1.
+    ``task="multilabel"`` ``(N, labels)``; ``task="binary"`` one score a row or token, or the two of a head with
+    ``num_labels=2``, whose difference is the score of class 1 (tokens of −100 are left out with ``ignore_index=-100``).
+    The model returns a dict with ``"logits"``, as those of transformers do.
 
     What is not exact: ``gradient_accumulation_steps`` above 1. The Trainer runs each micro-batch on its own, and the
     metric of a batch is no mean over its micro-batches; so this is an error unless ``per_micro_batch=True`` asks for
@@ -53,6 +55,8 @@ class TrainerLoss(TrainerCallback):
         self.loss_fn, self.per_micro_batch = loss_fn, per_micro_batch
         self._args: TrainingArguments | None = None
         self._head: tuple[int, ...] | None = None
+        self._checked = False
+        self._fresh = deepcopy(loss_fn.state_dict())
         self._plan = loss_fn.ranker if isinstance(loss_fn, RankingLoss) else loss_fn.path
 
     def __call__(self, outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None) -> Tensor:
@@ -66,13 +70,20 @@ class TrainerLoss(TrainerCallback):
             )
         self._head = tuple(_logits(outputs).shape[labels.dim() :])
         training = torch.is_grad_enabled()  # the Trainer evaluates without gradients; the loss is no part of its model
-        loss = self.loss_fn.train(training)(self._scores(outputs, labels), labels)
+        scores = self._scores(outputs, labels)
+        if training and not self._checked:  # the first batch stands for the others: to look waits for the device
+            self._check_labels(labels)
+            self._checked = not bool(scores.isnan().any())  # as half precision may bring, and pass over
+            if self._checked:
+                self.loss_fn.score(scores.detach(), labels)  # which checks values
+        loss = self.loss_fn.train(training)(scores, labels)
         return loss / self._scale(training, num_items_in_batch is not None)
 
     def compute_metrics(self, prediction: Any) -> dict[str, float]:
         """What ``Trainer(compute_metrics=…)`` calls: the hard metric of all rows."""
         labels = torch.as_tensor(_joined(prediction.label_ids))
         scores = torch.as_tensor(self._first(_joined(prediction.predictions), labels))
+        self._check_labels(labels)
         return {self.loss_fn.metric.name: float(self.loss_fn.score(self._scores((scores,), labels), labels))}
 
     def on_train_begin(
@@ -91,7 +102,9 @@ class TrainerLoss(TrainerCallback):
                 " cross-entropy, and has no effect on this loss. Leave it at 0; for soft targets give labels that are"
                 " probabilities, and for a share of cross-entropy MetricLoss(…, blend=0.5)."
             )
-        self._args = args
+        if state.is_hyper_param_search:  # every trial begins anew; of a model the Trainer takes care
+            self.loss_fn.load_state_dict(self._fresh)
+        self._args, self._checked = args, False
         self.loss_fn.to(args.device)
 
     def on_step_begin(
@@ -112,23 +125,38 @@ class TrainerLoss(TrainerCallback):
         scale = processes if counted and self._args.average_tokens_across_devices else 1
         return float(scale * (self._args.gradient_accumulation_steps if training else 1))
 
+    def _check_labels(self, labels: Tensor) -> None:
+        """Refuse −100 where it would be taken for a target: whoever pads labels for the Trainer pads with it."""
+        if self._plan.task != "multiclass" and self._plan.ignore_index is None and bool((labels == -100).any()):
+            raise ValueError(
+                "the labels hold −100, which is for entries to leave out; say so to the loss, as in"
+                f" MetricLoss({self.loss_fn.metric.name!r}, task={self._plan.task!r}, ignore_index=-100)."
+            )
+
     def _first(self, predictions: Any, labels: Tensor) -> Any:
         """The scores among a model's outputs, which the Trainer hands over without their names."""
-        if not isinstance(predictions, tuple):
-            return predictions
-        first = predictions[0] if predictions else None
-        if isinstance(first, np.ndarray) and self._head in (None, first.shape[labels.dim() :]):
+        several = isinstance(predictions, tuple)
+        first = (predictions[0] if predictions else None) if several else predictions
+        shape = tuple(first.shape) if isinstance(first, np.ndarray | Tensor) else None
+        if shape is not None and (self._head is None or shape[labels.dim() :] in (self._head, ())):
             return first
-        got = f"shape {first.shape}" if isinstance(first, np.ndarray) else f"a {type(first).__name__}"
+        got = f"a {type(first).__name__}" if shape is None else f"shape {shape}"
+        if several and predictions:
+            raise ValueError(
+                f"compute_metrics needs the logits as the first of the model's {len(predictions)} outputs; got {got}."
+                " Name the others in model.config.keys_to_ignore_at_inference, and the Trainer leaves them out."
+            )
         raise ValueError(
-            f"compute_metrics needs the logits as the first of the model's {len(predictions)} outputs; got {got}. Name"
-            " the others in model.config.keys_to_ignore_at_inference, and the Trainer leaves them out."
+            f"compute_metrics needs the model's logits; got {'nothing' if several else got}. Where a model returns a"
+            ' tuple, the Trainer takes the first of it for the loss; return a dict with "logits" instead.'
         )
 
     def _scores(self, outputs: Any, labels: Tensor) -> Tensor:
         """The scores of a head, with classes in dimension 1."""
         scores = _logits(outputs)
         if self._plan.task == "binary":
+            if scores.shape == (*labels.shape, 1):
+                return scores[..., 0]
             pair = scores.shape == (*labels.shape, 2)
             if pair and self._plan.inputs == "logits":
                 return scores[..., 1] - scores[..., 0]
@@ -144,7 +172,12 @@ class TrainerLoss(TrainerCallback):
 
 
 def _logits(outputs: Any) -> Tensor:
-    return outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+    if isinstance(outputs, dict) and "logits" in outputs:
+        return outputs["logits"]
+    if isinstance(outputs, tuple | list) and len(outputs):
+        return outputs[0]
+    got = f"the keys {', '.join(outputs)}" if isinstance(outputs, dict) else f"a {type(outputs).__name__}"
+    raise ValueError(f'the model must return a dict with "logits"; got {got}.')
 
 
 def _joined(parts: Any) -> Any:
