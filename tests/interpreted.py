@@ -89,8 +89,9 @@ def rare_negatives():
 
 def classes():
     shapes = ((1, 2), (41, 3), (70, 10), (20, 1000))
-    for metric, step, shape, blend in itertools.product(("f1", "mcc"), STEPS_OF_CLASSES, shapes, (0.0, 0.3)):
-        loss_fn = sl.MetricLoss(metric, task="multiclass", step=step, blend=blend)
+    blends = ({"blend": 0.0}, {"blend": 0.3}, {"blend": 0.3, "cross_entropy": "balanced"})
+    for metric, step, shape, blend in itertools.product(("f1", "mcc"), STEPS_OF_CLASSES, shapes, blends):
+        loss_fn = sl.MetricLoss(metric, task="multiclass", step=step, **blend)
         scores, _ = draw(shape)
         target = torch.arange(shape[0]) % shape[1]
         if len(target) > 5:

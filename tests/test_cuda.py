@@ -112,9 +112,9 @@ def test_odd_layouts_and_kinds_of_target():
 
 @pytest.mark.parametrize("metric", OF_CLASSES)
 @pytest.mark.parametrize("step", ["linear", "sigmoid", "identity", "raised_cosine"])
-@pytest.mark.parametrize("blend", [0.0, 0.3])
+@pytest.mark.parametrize("blend", [{"blend": 0.0}, {"blend": 0.3}, {"blend": 0.3, "cross_entropy": "balanced"}])
 def test_classes(metric, step, blend):
-    loss_fn = sl.MetricLoss(metric, task="multiclass", step=step, blend=blend)
+    loss_fn = sl.MetricLoss(metric, task="multiclass", step=step, **blend)
     for rows, classes in ((1, 2), (41, 3), (1271, 10), (70, 1000)):
         scores, target = classes_on_gpu(rows, classes)
         agree(loss_fn, scores, target, way=TRITON_CLASSES)

@@ -243,6 +243,29 @@ def test_the_part_of_cross_entropy_may_be_balanced_without_saying_how_large_it_i
     torch.testing.assert_close(MetricLoss("f1", task="multiclass", cross_entropy="balanced")(*batch), said)
 
 
+@pytest.mark.parametrize("metric", [name for name, metric in METRICS.items() if metric.bounded])
+def test_a_metric_that_does_not_see_how_rare_a_class_is_goes_with_such_a_cross_entropy(metric):
+    """Rows of one class that count thrice change neither the score nor the part of cross-entropy, or both."""
+    loss_fn = MetricLoss(metric, task="multiclass")
+    thrice = 1 + 2 * (CLASSES == 1).double()
+    scores = (loss_fn.score(LABEL_LOGITS, CLASSES, weight) for weight in (None, thrice))
+    same = torch.isclose(*scores)
+    assert loss_fn.blending.balanced == same
+    assert ("cross_entropy='balanced'" in repr(loss_fn)) == same
+    if same:
+        torch.testing.assert_close(*(loss_fn(LABEL_LOGITS, CLASSES, weight) for weight in (None, thrice)))
+
+
+def test_cross_entropy_is_plain_where_a_metric_averages_by_frequency_or_its_part_is_the_user_s():
+    for settings in ({"average": "weighted"}, {"average": "micro"}, {"blend": 0.5}, {"step": "sigmoid", "blend": 0.5}):
+        assert not MetricLoss("recall", task="multiclass", **settings).blending.balanced
+    assert not MetricLoss("g_mean", task="multiclass", cross_entropy="plain").blending.balanced
+    weighted = MetricLoss("g_mean", task="multiclass", weight=[1, 2, 3])
+    assert not weighted.blending.balanced, "the weights would have no effect at all"
+    assert MetricLoss(lambda tp, fp, fn, tn: tp / (tp + fn), task="multiclass").blending.balanced
+    assert MetricLoss("tp / (tp + fn)", task="multiclass").blending.balanced
+
+
 def test_a_true_class_that_is_ruled_out_costs_much_and_pulls_nothing():
     logits = LABEL_LOGITS.masked_fill(
         torch.nn.functional.one_hot(CLASSES, 3).bool() & (CLASSES == 1)[:, None], -math.inf

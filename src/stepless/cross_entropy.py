@@ -24,23 +24,25 @@ class Blending(NamedTuple):
         share: Its share, in [0, 1].
         moves: Whether a schedule moves the share.
         fewest: Of so many classes and more it has a part, where there are classes.
+        balanced: Whether every class weighs the same in it.
     """
 
     share: float = 0.0
     moves: bool = False
     fewest: int = 0
+    balanced: bool = False
 
     def applies(self, task: Task, scores: Array) -> bool:
         """Whether cross-entropy has a part in the loss of these scores."""
         return (self.moves or self.share > 0) and (task != "multiclass" or scores.shape[1] >= self.fewest)
 
-    def check_kind(self, kind: str) -> str:
-        """The kind of cross-entropy, ``"plain"`` or ``"balanced"``, which must have an effect."""
+    def of_kind(self, kind: str) -> Blending:
+        """The same with cross-entropy that is ``"plain"`` or ``"balanced"``, which must have an effect."""
         if kind not in ("plain", "balanced"):
             raise ValueError(f'cross_entropy must be "plain" or "balanced"; got {kind!r}.')
         if kind != "plain" and not self.share and not self.moves:
             raise ValueError(f"cross_entropy={kind!r} has no effect without a blend; pass blend= or a schedule.")
-        return kind
+        return self._replace(balanced=kind == "balanced")
 
 
 def asked_blending(blend: Any, schedule: Any) -> Blending:

@@ -13,7 +13,7 @@ from stepless.counts import Counts
 from stepless.formula_text import names, parse
 from stepless.metrics import METRICS
 from stepless.numerics import Array
-from stepless.registry import Metric, is_share, snake_case
+from stepless.registry import Metric, is_even, is_share, snake_case
 from stepless.safe_counts import SafeFormula
 
 #: So much of a text is repeated where it is no name.
@@ -167,4 +167,5 @@ def _probed(name: str, function: Callable[..., Array], maximize: bool | None) ->
     best, good, bad = value.tolist()
     if maximize is None:
         maximize = not good < bad
-    return Metric(name, function, best if math.isfinite(best) else 0.0, maximize, bounded=is_share(function))
+    best = best if math.isfinite(best) else 0.0
+    return Metric(name, function, best, maximize, bounded=is_share(function), even=is_even(function, "class"))

@@ -41,44 +41,51 @@ _PATIENCE = 100  # forwards of a scheduled loss without advance() before it warn
 class MetricLoss(nn.Module):
     """Train on a metric of the confusion matrix: a drop-in for ``BCEWithLogitsLoss`` and ``CrossEntropyLoss``.
 
-    The step from probability to decision is replaced by a smooth one; counts, formula and averaging are those of the
-    metric itself. The loss is the distance from the metric's best value; of three classes and more half of it, and
-    half is cross-entropy (``blend``).
+    The hard step from probability to decision is replaced by a smooth one. Counts, formula and averaging are the
+    metric's own. The loss is the distance of the score from its best value. With three classes or more, half of the
+    loss is cross-entropy by default (see ``blend``).
 
     Args:
-        metric: A name of `stepless.METRICS`, a formula as text (``"5*fn + fp"``), or a function ``f(tp, fp, fn, tn)``;
-            or a name of `stepless.RANKINGS`, such as ``"auroc"``, to which settings of decisions do not apply.
+        metric: A name from `stepless.METRICS`, a formula as text (``"5*fn + fp"``), or a function
+            ``f(tp, fp, fn, tn)``. Also a name from `stepless.RANKINGS`, such as ``"auroc"``; these make no decisions,
+            so arguments about decisions are refused.
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``. Pixels are trailing dimensions.
-        average: Over classes: ``"macro"`` (default), ``"micro"``, ``"weighted"``, or ``"samples"`` (multilabel).
-        inputs: ``"logits"`` or ``"probabilities"``: asked, never guessed.
-        step: The smooth step, a `stepless.Step` or a name of `stepless.STEPS`.
-        threshold: Binary: a probability (default ½), or a sequence to average over. Multilabel: also one a label, or a
-            sequence of such sequences to average over. Multiclass: ``"dynamic"`` (default: the midpoint of a sample's
-            two largest probabilities), or one offset a class, for decisions by argmax(log p − offset).
-        ignore_index: The target value of entries to leave out (multiclass: −100 unless given).
-        weight: Multiclass: weights of the samples of each class. Multilabel: weights of the labels in the macro mean.
-        per_image: Score each image by itself and average, instead of counting over the whole batch.
-        overlap: How a soft target y meets a decision h: ``"expected"`` counts Σ y·h; ``"min"`` counts Σ min(y, h),
-            which is best exactly at h = y.
-        blend: Share of cross-entropy in the loss, in [0, 1]. None: of three classes and more, where neither ``step``
-            nor ``schedule`` is given and scores lie within [−1, 1], ½: the metric alone trains them badly. Otherwise 0.
-        cross_entropy: ``"plain"`` or ``"balanced"`` (every class weighs the same), where cross-entropy has a part: of
-            two classes only if ``blend`` says so.
-        schedule: A `stepless.Schedule` that moves blend or sharpness as :meth:`advance` reports progress.
-        subject_to: Constraints, as in ``"precision >= 0.9"``.
-        memory: A `stepless.Memory` of past batches' counts, for batches too small to have the metric to themselves.
-        sync: Under ``torch.distributed`` the loss is that of all ranks' batches together. None: in training; True: in
-            evaluation as well; a process group: among its ranks; False: never.
-        gradients: How the ranks' gradients are merged later: ``"mean"`` (DDP, FSDP) or ``"sum"``.
-        maximize: For formulas: whether greater is better (default: if right decisions make it so).
-        validate: Check values (NaN, ranges, negative weights) in every forward. This waits for an accelerator.
+        average: How classes are averaged: ``"macro"`` (default), ``"micro"``, ``"weighted"``, or ``"samples"``
+            (multilabel only).
+        inputs: What the model outputs: ``"logits"`` (default) or ``"probabilities"``. It is never guessed.
+        step: The smooth step: a `stepless.Step` or a name from `stepless.STEPS`. Default: ``Linear(delta=0.1)``.
+        threshold: Binary: a probability (default ½), or a sequence of them to average over. Multilabel: a probability,
+            one per label, or a sequence of such sequences to average over. Multiclass: ``"dynamic"`` (default), the
+            midpoint of a sample's two largest probabilities, or one offset per class, to decide by
+            argmax(log p − offset).
+        ignore_index: Entries with this target value are left out. Default for multiclass: −100.
+        weight: Multiclass: one weight per class, for its samples. Multilabel: the label weights of the macro mean.
+        per_image: Score each image separately and average, instead of counting over the whole batch.
+        overlap: How a soft target y and a decision h are counted: ``"expected"`` is Σ y·h, and ``"min"`` is
+            Σ min(y, h), which is best exactly at h = y.
+        blend: Share of cross-entropy in the loss, in [0, 1]. Default: ½ with three classes or more, because the metric
+            alone trains them badly, if neither ``step`` nor ``schedule`` is given and the metric lies within [−1, 1];
+            otherwise 0.
+        cross_entropy: Which cross-entropy is blended in, where any is: ``"plain"``, or ``"balanced"``, in which every
+            class weighs the same. Default: plain; but balanced if ``blend`` is ½ by default, ``weight`` is not given,
+            and the metric does not depend on class frequencies (balanced accuracy, G-mean, macro recall).
+        schedule: A `stepless.Schedule` that changes the blend or the sharpness as :meth:`advance` reports progress.
+        subject_to: Constraints, such as ``"precision >= 0.9"``.
+        memory: A `stepless.Memory` of past batches' counts, for batches too small to estimate the metric.
+        sync: Whether the loss under ``torch.distributed`` is that of all ranks' batches together. None: in training
+            only. True: in evaluation too. False: never. A process group: in training, among its ranks.
+        gradients: How the ranks' gradients are combined afterwards: ``"mean"`` (DDP, FSDP) or ``"sum"``.
+        maximize: For formulas only: whether greater is better. By default this is found by trying the formula on good
+            and bad decisions.
+        validate: Check for NaN, values out of range and negative weights in every forward pass. On a GPU this forces
+            a synchronisation.
         options: Options of the metric, such as ``beta`` or ``zero_division``.
 
     Shape:
-        - input: ``(N, …)`` binary, ``(N, labels, …)`` multilabel, ``(N, K, …)`` multiclass.
-        - target: The input's shape (``(N,)`` against ``(N, 1)`` is fine); multiclass: indices ``(N, …)`` or
+        - input: ``(N, …)`` for binary, ``(N, labels, …)`` for multilabel, ``(N, K, …)`` for multiclass.
+        - target: same as the input (``(N,)`` with ``(N, 1)`` is fine); for multiclass, class indices ``(N, …)`` or
           probabilities ``(N, K, …)``.
-        - sample_weight: ``(N,)``, or one a pixel.
+        - sample_weight: ``(N,)``, or one weight per pixel.
         - output: a scalar.
 
     Example:
@@ -115,7 +122,7 @@ class MetricLoss(nn.Module):
         per_image: bool = False,
         overlap: str = "expected",
         blend: float | None = None,
-        cross_entropy: str = "plain",
+        cross_entropy: str | None = None,
         schedule: Schedule | None = None,
         subject_to: Any = None,
         memory: Memory | None = None,
@@ -146,8 +153,11 @@ class MetricLoss(nn.Module):
         self.step = DEFAULT_STEP if step is None else trainable_step(step)
         unsaid = blend is None and step is None and schedule is None and task == "multiclass"
         # beside a price or a number of rows nobody can say how much cross-entropy would weigh
-        self.blending = CLASSES_BLEND if unsaid and self.metric.bounded else asked_blending(blend, schedule)
-        self.cross_entropy = self.blending.check_kind(cross_entropy)
+        ours = unsaid and self.metric.bounded
+        # class weights have no effect on such a metric: the cross-entropy is where they are to have one
+        even = ours and self.metric.even and self.path.average == "macro" and weight is None
+        kind = ("balanced" if even else "plain") if cross_entropy is None else cross_entropy
+        self.blending = (CLASSES_BLEND if ours else asked_blending(blend, schedule)).of_kind(kind)
         self.schedule = schedule
         if schedule is not None and schedule.sharpness is not None:
             self.step.sharpened(1.0)  # a step without sharpness says so now
@@ -173,7 +183,7 @@ class MetricLoss(nn.Module):
         return torch.zeros_like(self._measure(self._read(row, row, None)).vector)
 
     def forward(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-        """The loss of a batch."""
+        """Compute the loss of a batch."""
         way = ""
         if self._ways is not None and not torch.compiler.is_compiling():
             way = self._ways.way(input, target, sample_weight, validate=self.validate, syncs=self._syncs())
@@ -186,12 +196,12 @@ class MetricLoss(nn.Module):
             return self.settle(self._state(way, input, target, sample_weight))
 
     def path_for(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> str:
-        """Which code computes the loss of such a batch: what is asked here is what runs.
+        """Name the code path that computes the loss of such a batch.
 
         Returns:
-            ``"fused-cpu"``, ``"triton-decisions"`` or ``"triton-classes"``; or, with the reason why it is none of them,
-            ``"fused-cpu-counts: "`` or ``"triton-counts: "``, where the counting is fused and the rest is not, or
-            ``"plain: "``. The first batch of each kind is also logged, to the logger ``"stepless"`` at level DEBUG.
+            ``"fused-cpu"``, ``"triton-decisions"`` or ``"triton-classes"`` if everything is fused. If only the counting
+            is fused, ``"fused-cpu-counts: "`` or ``"triton-counts: "``, and otherwise ``"plain: "``, followed by the
+            reason. The first batch on each path is also logged, to the logger ``"stepless"`` at level DEBUG.
 
         Example:
             >>> loss_fn = MetricLoss("f1")
@@ -224,9 +234,9 @@ class MetricLoss(nn.Module):
         return move(wide, recurse)
 
     def settle(self, state: State) -> Tensor:
-        """The loss of a whole batch's state: merged over ranks and with what is remembered, then finished.
+        """Compute the loss from the state of a whole batch, merged over the ranks and with the memory.
 
-        In training mode the batch leaves its traces: multipliers and memory move, once.
+        In training mode this also updates the constraints' multipliers and the memory, once.
         """
         if self.reducer is not None and self._syncs():
             state = self.reducer(state, self._follow)
@@ -249,11 +259,11 @@ class MetricLoss(nn.Module):
         return loss
 
     def score(self, input: Any, target: Any, sample_weight: Any = None) -> Tensor:
-        """The metric of the decisions themselves, equal to scikit-learn's; values are checked."""
+        """Compute the exact metric of the hard decisions, equal to scikit-learn's. Values are checked."""
         return self.path.hard_scores(input, target, (self.metric,), sample_weight)[0]
 
     def measure(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> State:
-        """The state of a batch: plain sums over its samples, which merge by addition."""
+        """Compute the state of a batch: plain sums over its samples. States of several batches are added."""
         way = ""
         if self._ways is not None and not torch.compiler.is_compiling():
             way = self._ways.way(input, target, sample_weight, validate=self.validate, syncs=True)
@@ -291,7 +301,7 @@ class MetricLoss(nn.Module):
         return State.pack(blocks)
 
     def finish(self, state: State) -> Tensor:
-        """The loss of a state: a function of its sums alone."""
+        """Compute the loss from a state; it depends on nothing but these sums, progress and multipliers."""
         loss = self.metric.distance(self.path.scores(state["soft"], self.metrics)[0])
         if "cross_entropy" in state:
             share = (
@@ -299,7 +309,7 @@ class MetricLoss(nn.Module):
                 if self.schedule is None or self.schedule.blend is None
                 else self.schedule.at(self.progress.to(loss.dtype), "blend")
             )
-            entropy = mean_cross_entropy(state["cross_entropy"], balanced=self.cross_entropy == "balanced")
+            entropy = mean_cross_entropy(state["cross_entropy"], balanced=self.blending.balanced)
             loss = (1 - share) * loss + share * entropy
         if not self.constraints:
             return loss
@@ -313,7 +323,6 @@ class MetricLoss(nn.Module):
         extras = {
             "constraints": self.constraints,
             "a schedule": self.schedule,
-            "a balanced blend": self.blending.share and self.cross_entropy == "balanced",
             "a memory": self.memory,
         }
         extra = next((name for name, there in extras.items() if there), None)
@@ -321,7 +330,7 @@ class MetricLoss(nn.Module):
         self._ways = Dispatcher(self.path, self.metrics, self.step, extra, self.blending, steady=steady)
 
     def advance(self, progress: float) -> None:
-        """Report training progress in [0, 1] to the schedule; without a schedule this does nothing."""
+        """Tell the schedule how far training is, from 0 to 1. Without a schedule this does nothing."""
         given: Any = progress  # numpy's numbers are real ones too
         if not isinstance(given, Real) or not 0 <= float(given) <= 1:
             raise ValueError(f"progress must lie in [0, 1], as in step / total_steps; got {progress!r}.")
@@ -330,7 +339,7 @@ class MetricLoss(nn.Module):
             self._waiting = -1
 
     def violations(self, input: Any, target: Any, sample_weight: Any = None) -> dict[str, float]:
-        """How far each constraint is from holding for these decisions; 0 or below where it holds."""
+        """Compute how far each constraint is from holding for the hard decisions: 0 or less if it holds."""
         if not self.constraints:
             return {}
         metrics = tuple(constraint.metric for constraint in self.constraints)
@@ -366,8 +375,8 @@ class MetricLoss(nn.Module):
         shown += ["per_image=True"] * (path.unit == "image") + ["overlap='min'"] * (path.overlap == "min")
         if self.blending.share:
             shown.append(f"blend={self.blending.share:g}")
-        if self.cross_entropy != "plain":
-            shown.append(f"cross_entropy={self.cross_entropy!r}")
+        if self.blending.balanced:
+            shown.append("cross_entropy='balanced'")
         if self.schedule is not None:
             shown.append(f"schedule={self.schedule}")
         if self.memory is not None:
@@ -425,11 +434,11 @@ class MetricLoss(nn.Module):
 
 
 class RankingLoss(MetricLoss):
-    """What `MetricLoss` is for a name of `stepless.RANKINGS`: the smooth stand-in for a metric of the ranking.
+    """The `MetricLoss` of a name from `stepless.RANKINGS`: a smooth stand-in for a metric of the ranking.
 
-    It compares the samples of a batch with one another, so it is no function of sums: there is no state that could be
-    added, remembered or shared. Under ``torch.distributed`` training says so, unless ``sync=False`` asks for the loss
-    of each rank's own batch. `stepless.accumulate` takes it all the same: it keeps the scores of all micro-batches.
+    It compares the samples of a batch with one another, so it is not a function of sums, and there is no state to add,
+    remember or share. Training under ``torch.distributed`` is an error, unless ``sync=False`` asks for the loss of each
+    rank's own batch. `stepless.accumulate` works nevertheless: it keeps the scores of all micro-batches.
 
     Example:
         >>> loss_fn = MetricLoss("auroc")
@@ -449,7 +458,7 @@ class RankingLoss(MetricLoss):
         self.validate, self.schedule, self.memory, self.constraints = validate, None, None, ()
 
     def forward(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-        """The loss of a batch."""
+        """Compute the loss of a batch."""
         return self.settle_rows(self.rows(input, target, sample_weight))
 
     def rows(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Rows:
@@ -472,7 +481,7 @@ class RankingLoss(MetricLoss):
             return self.ranker.loss(rows)
 
     def score(self, input: Any, target: Any, sample_weight: Any = None) -> Tensor:
-        """The metric of the ranking itself, equal to scikit-learn's where it has it; values are checked."""
+        """Compute the exact metric of the ranking, equal to scikit-learn's if it has one. Values are checked."""
         return self.ranker.score(input, target, sample_weight)
 
     def _no_state(self, *_: Any) -> Any:
@@ -513,10 +522,11 @@ def metric_loss(
     sample_weight: Tensor | None = None,
     **settings: Any,
 ) -> Tensor:
-    """The functional twin of `MetricLoss`, for everything that keeps no state.
+    """Compute the loss of one batch: the functional form of `MetricLoss`, for losses that keep no state.
 
-    Under ``torch.distributed`` it is in training where the input wants a gradient, and then the loss is that of all
-    ranks' batches together.
+    Takes the keyword arguments of `MetricLoss`, except ``schedule``, ``subject_to`` and ``memory``. Under
+    ``torch.distributed`` it counts as training if the input requires a gradient; then the loss is that of all ranks'
+    batches together.
 
     Example:
         >>> logits = torch.tensor([2.0, -1.0, 0.5, -3.0])

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TypeVar, get_args
 
 from stepless.numerics import Array, constant, nonzero, product, ratio, root
-from stepless.registry import Kind, Metric, Registry, is_share
+from stepless.registry import Kind, Metric, Registry, is_even, is_share
 
 Formula = TypeVar("Formula", bound=Callable[..., Array])
 
@@ -61,7 +61,8 @@ def metric(
         raise ValueError(f"kind must be one of {', '.join(map(repr, get_args(Kind)))}; got {kind!r}.")
 
     def register(formula: Formula) -> Formula:
-        made = Metric(formula.__name__, formula, best, greater_is_better, kind, source, worst)
+        even = is_even(formula, kind)
+        made = Metric(formula.__name__, formula, best, greater_is_better, kind, source, worst, even=even)
         if worst is None and kind == "class" and not made.defaults and is_share(formula):  # options may lead anywhere
             made = replace(made, bounded=True)
         METRICS.add(made.name, made, aliases)

@@ -139,14 +139,24 @@ def _example(metric: str, option: str) -> str:
 
 RANKINGS: Registry[Ranking] = Registry("ranking")
 for _ranking, _aliases in (
-    (Ranking("auroc", ordering.auroc, ordering.anchored_pairs), ("auc", "roc_auc")),
-    (Ranking("average_precision", ordering.average_precision, ordering.log_precisions), ("ap", "auprc", "pr_auc")),
+    (Ranking("auroc", ordering.auroc, ordering.anchored_pairs, source="Hanley and McNeil 1982"), ("auc", "roc_auc")),
     (
-        Ranking("partial_auroc", ordering.partial_auroc, ordering.highest_pairs, source="McClish (1989)"),
+        Ranking(
+            "average_precision", ordering.average_precision, ordering.log_precisions, source="Buckley and Voorhees 2000"
+        ),
+        ("ap", "auprc", "pr_auc"),
+    ),
+    (
+        Ranking("partial_auroc", ordering.partial_auroc, ordering.highest_pairs, source="McClish 1989"),
         ("pauc", "partial_auc"),
     ),
-    (Ranking("recall_at_precision", ordering.recall_at_precision, ordering.cut_at_precision), ()),
-    (Ranking("precision_at_k", ordering.precision_at_k, ordering.cut_at_k), ()),
+    (
+        Ranking(
+            "recall_at_precision", ordering.recall_at_precision, ordering.cut_at_precision, source="Eban et al. 2017"
+        ),
+        (),
+    ),
+    (Ranking("precision_at_k", ordering.precision_at_k, ordering.cut_at_k, source="Joachims 2005"), ()),
 ):
     RANKINGS.add(_ranking.name, _ranking, _aliases)
 
@@ -344,7 +354,7 @@ def _log_odds(batch: Batch, task: Task) -> Tensor:
 #: Settings of a metric of counts, and the value at which they ask for nothing.
 _WITHOUT_EFFECT: dict[str, Any] = {
     "step": None, "threshold": None, "overlap": "expected", "subject_to": None, "per_image": False, "blend": 0.0,
-    "cross_entropy": "plain", "schedule": None, "memory": None, "sync": None, "gradients": "mean",
+    "cross_entropy": None, "schedule": None, "memory": None, "sync": None, "gradients": "mean",
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
+from stepless.counts import cells_of, counts_of
 from stepless.numerics import Array, as_tuple
 from stepless.safe_counts import are_safe, for_formulas
 
@@ -109,6 +110,27 @@ def is_share(formula: Callable[..., Any]) -> bool:
         return False
 
 
+#: Decisions about three classes, rows the truth, and how many times as frequent the classes are made.
+_DECISIONS = ((5.0, 2.0, 1.0), (1.0, 6.0, 2.0), (2.0, 1.0, 4.0))
+_TIMES = (1.0, 3.0, 0.5)
+
+
+@torch.no_grad()
+def is_even(formula: Callable[..., Any], kind: Kind) -> bool:
+    """Whether a formula says the same of several classes however frequent each of them is: tried, not proved.
+
+    >>> is_even(lambda tp, fp, fn, tn: tp / (tp + fn), "class"), is_even(lambda tp, fp, fn, tn: tp / (tp + fp), "class")
+    (True, False)
+    """
+    matrix, times = (torch.tensor(x, dtype=torch.float64, device="cpu") for x in (_DECISIONS, _TIMES))
+    tables = matrix, matrix * times[:, None]
+    try:
+        as_it_is, rescaled = (formula(*(t,) if kind == "matrix" else counts_of(cells_of(t))) for t in tables)
+        return torch.allclose(as_it_is, rescaled)
+    except Exception:  # whatever is wrong with it is told where it is used
+        return False
+
+
 @dataclass(frozen=True)
 class Metric:
     """One metric: a pure function of the confusion counts, and what cannot be read off the formula.
@@ -123,6 +145,7 @@ class Metric:
         worst: The worst score there is; None where there is no end, or none is known.
         options: The keyword arguments bound by :meth:`bind`, as pairs.
         bounded: Whether scores lie within [−1, 1] however many rows are counted, as those of shares do.
+        even: Whether scores of several classes are the same however frequent each of them is, as those of recalls are.
     """
 
     name: str
@@ -134,6 +157,7 @@ class Metric:
     worst: float | None = field(default=None, repr=False)
     options: tuple[tuple[str, Any], ...] = ()
     bounded: bool = field(default=False, repr=False)
+    even: bool = field(default=False, repr=False)
     #: Whether its score is NaN where it is undefined. A field, because torch.compile takes a bool for a constant, and
     #: makes a variable of an option that is a number.
     marks_undefined: bool = field(init=False, repr=False, compare=False, default=False)

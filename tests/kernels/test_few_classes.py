@@ -26,10 +26,12 @@ def test_every_metric_and_step(metric, step):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("blend", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("kind", ["plain", "balanced"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_every_dtype_blend_and_weight(dtype, blend, weighted):
-    loss_fn = sl.MetricLoss("mcc", task="multiclass", blend=blend)
+def test_every_dtype_blend_and_weight(dtype, blend, kind, weighted):
+    loss_fn = sl.MetricLoss("mcc", task="multiclass", blend=blend, cross_entropy=kind if blend else None)
     scores, target = draw_classes((60, 5), dtype, ignored=7)
+    target[target == 4] = 3  # a class that is absent
     agree(loss_fn, scores, target, torch.linspace(0, 2, 60) if weighted else None)
 
 

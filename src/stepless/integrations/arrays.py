@@ -65,7 +65,7 @@ class ArrayLoss:
     def __call__(self, scores: Array, target: Array, sample_weight: Array | None = None, *, axis: int = 1) -> Array:
         """The loss of a batch; ``axis`` is where multiclass and multilabel scores have their classes."""
         path, metrics = self.of.path, (self.of.metric,)
-        if path.task != "binary" and scores.ndim > 2:
+        if path.task != "binary" and scores.ndim > 1:
             if not -scores.ndim <= axis < scores.ndim or axis % scores.ndim == 0:
                 raise ValueError(
                     f"axis must be one of the {scores.ndim} axes of the scores, but not the samples' own; got {axis}."
@@ -87,7 +87,7 @@ class ArrayLoss:
         if not blending.applies(path.task, scores):
             return loss
         sums = cross_entropy_sums(batch, path.task)
-        entropy = mean_cross_entropy(sums, balanced=self.of.cross_entropy == "balanced")
+        entropy = mean_cross_entropy(sums, balanced=blending.balanced)
         return (1 - blending.share) * loss + blending.share * entropy
 
     def _in_our_words(self, error: Exception) -> Exception:

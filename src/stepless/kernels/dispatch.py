@@ -215,7 +215,8 @@ class Dispatcher:
     def _of_classes(self, scores: Tensor) -> Objective:
         """What is computed of such scores: of two classes the default has no cross-entropy."""
         assert self.classes is not None
-        return self.classes._replace(blend=self.blending.share if self.blending.applies("multiclass", scores) else 0.0)
+        share = self.blending.share if self.blending.applies("multiclass", scores) else 0.0
+        return self.classes._replace(blend=share, balanced=self.blending.balanced)
 
     def _raw(self, input: Tensor, target: Tensor) -> Batch:
         """The tensors as they are, which Triton's kernels read in their own dtypes."""

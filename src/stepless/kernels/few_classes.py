@@ -33,7 +33,7 @@ def _plain_loss(batch: Batch, objective: Objective) -> Tensor:
     loss = objective.of(cells.T) if objective.joint else objective.of(cells).mean()
     if not objective.blend:
         return loss
-    entropy = mean_cross_entropy(cross_entropy_sums(batch, "multiclass"), balanced=False)
+    entropy = mean_cross_entropy(cross_entropy_sums(batch, "multiclass"), balanced=objective.balanced)
     return (1 - objective.blend) * loss + objective.blend * entropy
 
 
@@ -64,14 +64,15 @@ def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wante
         if w is not None:
             scale *= w
     hit = h[own]
-    loss, alarm, right, rows = _judge(h, hit, own, w, objective)
-    pull = blend / rows if rows else 0.0
+    loss, alarm, right, support = _judge(h, hit, own, w, objective)
     if blend:
+        pull = _rates(support, objective)[index]
+        pull = pull if w is None else pull * w
         true = z[own]
         entropy = np.log(total) - (true - top)  # not top + …: of large scores nothing else would be left
         ruled_out = true == -np.inf
         entropy[ruled_out] = -LOWEST_LOG
-        loss = (1 - blend) * loss + pull * float((entropy if w is None else entropy * w).sum(dtype=np.float64))
+        loss = (1 - blend) * loss + float((entropy * pull).sum())
     if not wanted:
         return loss, None
 
@@ -86,14 +87,14 @@ def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wante
     if scale is not None:
         gradient *= scale
     if blend:
-        rate = np.where(ruled_out, 0.0, pull if w is None else pull * w).astype(z.dtype)
+        rate = np.where(ruled_out, 0.0, pull).astype(z.dtype)
         gradient += p * rate
         gradient[own] -= rate
     return loss, torch.from_numpy(np.ascontiguousarray(np.moveaxis(gradient.reshape(shape), 0, 1)))
 
 
-def _judge(h: Any, hit: Any, own: Any, w: Any, objective: Objective) -> tuple[float, Any, Any, float]:
-    """The metric's loss; what a false alarm of each class is worth, and what a hit; how many rows count."""
+def _judge(h: Any, hit: Any, own: Any, w: Any, objective: Objective) -> tuple[float, Any, Any, Any]:
+    """The metric's loss; what a false alarm of each class is worth, and what a hit; how many rows each class has."""
     classes, (index, _) = len(h), own
     tp, fn = (np.bincount(index, part if w is None else part * w, classes) for part in (hit, 1 - hit))
     fp, tn = (_of_others(part, own, w) for part in (h, 1 - h))
@@ -105,7 +106,13 @@ def _judge(h: Any, hit: Any, own: Any, w: Any, objective: Objective) -> tuple[fl
         loss, slopes = float(np.mean(value)), [slope / classes for slope in slopes]
     by_tp, by_fp, by_fn, by_tn = slopes
     each = np.zeros(classes)  # one that is the same for all classes may be a number
-    return loss, by_fp - by_tn + each, by_tp - by_fn + each, float(tp.sum() + fn.sum())
+    return loss, by_fp - by_tn + each, by_tp - by_fn + each, tp + fn
+
+
+def _rates(support: Any, objective: Objective) -> Any:
+    """What the cross-entropy of a row of each class weighs in the loss."""
+    rows = support * np.count_nonzero(support) if objective.balanced else np.full_like(support, support.sum())
+    return np.where(rows == 0, 0.0, objective.blend / rows)
 
 
 def _of_others(part: Any, own: Any, w: Any) -> Any:

@@ -32,6 +32,7 @@ class Objective(NamedTuple):
         label_weight: Their weights in that average, where they are not equal.
         joint: Multiclass: whether ``of`` reads the cells of all classes at once; otherwise classes are averaged.
         blend: Multiclass: the share of cross-entropy in the loss.
+        balanced: Multiclass: whether every class weighs the same in it.
     """
 
     step: Step
@@ -44,6 +45,7 @@ class Objective(NamedTuple):
     label_weight: tuple[float, ...] | None = None
     joint: bool = False
     blend: float = 0.0
+    balanced: bool = False
 
 
 class Node(NamedTuple):

@@ -81,20 +81,22 @@ def _count_classes(
     x, y, shares, notes, rows, ignored, a, b,
     CLASSES: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, BLEND: tl.constexpr,
 ):  # fmt: skip
-    """Each program's share of true positives, supports, false alarms and, blended in, cross-entropy; notes on rows."""
+    """Each program's share of each class: true positives, supports, false alarms, cross-entropy; and notes on rows."""
     column = tl.arange(0, WIDE)[None, :]
     real = column < CLASSES
     stride = tl.full((), CLASSES, tl.int64)
-    slots = shares + tl.program_id(0) * (3 * stride + BLEND)
-    entropy = tl.zeros((ROWS,), tl.float32)
+    slots = shares + tl.program_id(0) * (3 + BLEND) * stride
     fp = tl.zeros((ROWS, WIDE), tl.float32)
     if ROWS == 1:
         tl.store(slots + column, fp, mask=real)
         tl.store(slots + CLASSES + column, fp, mask=real)
+        if BLEND:
+            tl.store(slots + 3 * CLASSES + column, fp, mask=real)
         tl.debug_barrier()
     else:
         tp = tl.zeros((ROWS, WIDE), tl.float32)
         support = tl.zeros((ROWS, WIDE), tl.float32)
+        entropy = tl.zeros((ROWS, WIDE), tl.float32)
     for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = start + tl.arange(0, ROWS)
         there = row < rows
@@ -118,28 +120,32 @@ def _count_classes(
         z = tl.load(x + row * stride + own, mask=there, other=0.0).to(tl.float32)
         if BLEND:
             # a class that is ruled out costs what `stepless.cross_entropy` says, and pulls nothing
-            entropy += tl.where(counted, tl.where(z == float("-inf"), _RULED_OUT, first - z - tl.log(scale)), 0.0)
+            cost = tl.where(z == float("-inf"), _RULED_OUT, first - z - tl.log(scale))
         if ROWS == 1:
             # No other program writes to these slots, so the order of the sums, and the sums, are always the same.
             h, _ = _decide_classes((tl.exp(z - first) * scale)[:, None], tau, STEP, a, b)
             tl.atomic_add(slots + own, tl.sum(h, 1) * share, mask=counted, sem="relaxed")
             tl.atomic_add(slots + CLASSES + own, one, mask=counted, sem="relaxed")
+            if BLEND:
+                tl.atomic_add(slots + 3 * CLASSES + own, cost, mask=counted, sem="relaxed")
         else:
             mine = counted[:, None] & (column == own[:, None])
             tp += tl.where(mine, h * share[:, None], 0.0)
             support += tl.where(mine, one[:, None], 0.0)
+            if BLEND:
+                entropy += tl.where(mine, cost[:, None], 0.0)
         note = notes + row.to(tl.int64) * 4
         tl.store(note, first, mask=there)
         tl.store(note + 1, scale, mask=there)
         tl.store(note + 2, tau, mask=there)
         tl.store(note + 3, share, mask=there)
-    if BLEND:
-        tl.store(slots + 3 * CLASSES, tl.sum(entropy, 0))
     slots += tl.arange(0, WIDE)
     real = tl.arange(0, WIDE) < CLASSES
     if ROWS > 1:
         tl.store(slots, tl.sum(tp, 0), mask=real)
         tl.store(slots + CLASSES, tl.sum(support, 0), mask=real)
+        if BLEND:
+            tl.store(slots + 3 * CLASSES, tl.sum(entropy, 0), mask=real)
     tl.store(slots + 2 * CLASSES, tl.sum(fp, 0), mask=real)
 
 
@@ -167,7 +173,6 @@ def _pull_back_classes(
     worths = notes + tl.full((), 4, tl.int64) * rows
     up = tl.load(upstream).to(tl.float32)
     alarm = tl.load(worths + CLASSES + column, mask=real, other=0.0) * up
-    rate = tl.load(worths + 2 * CLASSES) * up if BLEND else 0.0
     for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = start + tl.arange(0, ROWS)
         there = row < rows
@@ -193,6 +198,7 @@ def _pull_back_classes(
             grad = share[:, None] * (steep * (worth - mean[:, None]) - p * rest)
         if BLEND:
             own = tl.load(x + row * stride + true, mask=there & known, other=0.0).to(tl.float32)
+            rate = tl.load(worths + 2 * CLASSES + true, mask=there & known, other=0.0) * up
             pull = tl.where(own == float("-inf"), 0.0, rate)
             grad += pull[:, None] * (p - tl.where(column == true[:, None], 1.0, 0.0))
         grad = tl.where(true[:, None] == ignored, 0.0, grad)
@@ -226,11 +232,13 @@ def _finish_classes_kernel(objective: Objective) -> Any:
         value = f"tl.sum(tl.where(real, ({value}) / classes, 0.0), 0)"
     share, blended = 1 - objective.blend, []
     if objective.blend:
-        value = f"{share} * ({value}) + entropy * rate"
+        value = f"{share} * ({value}) + tl.sum(tl.where(real, entropy * rate, 0.0), 0)"
+        counted = "support * tl.sum(tl.where(support > 0, 1.0, 0.0), 0)" if objective.balanced else "total + zero"
         blended = [
-            "entropy = tl.load(sums + 3 * classes)",
-            f"rate = tl.where(total > 0, {objective.blend} / tl.maximum(total, 1.0), 0.0 * total)",
-            "tl.store(worths + 2 * classes, rate.to(tl.float32))",
+            "entropy = tl.load(sums + 3 * classes + k, mask=real, other=0.0)",
+            f"counted = {counted}",
+            f"rate = tl.where(counted > 0, {objective.blend} / tl.maximum(counted, 1.0), 0.0 * counted)",
+            "tl.store(worths + 2 * classes + k, rate.to(tl.float32), mask=real)",
         ]
     body = [
         "k = tl.arange(0, WIDE)",
@@ -275,7 +283,7 @@ class _Plan:
         busy = 16 if together > 1 else 8 if wide <= 2048 else 4
         self.programs = min(triton.cdiv(rows, together), processors * busy)
         blend = int(objective.blend > 0)
-        self.width = 3 * classes + blend
+        self.width = (3 + blend) * classes
         shape = {"CLASSES": classes, "STEP": step, "WIDE": wide, "ROWS": together, "BLEND": blend}
         count_warps, pull_warps = (2, 4) if together > 1 else (max(1, wide // 1024), max(2, wide // 512))
         grid = (self.programs, 1, 1)
@@ -298,8 +306,8 @@ class _FusedClassLoss(torch.autograd.Function):
         rows, classes = x.shape
         device = x.device
         plan = _plan(rows, classes, x.dtype, device, objective)
-        shares = torch.empty(plan.programs, plan.width, device=device)  # of tp, support, predicted, cross-entropy
-        notes = torch.empty(rows * 4 + 2 * classes + 1, device=device)  # of rows; then what decisions are worth
+        shares = torch.empty(plan.programs, plan.width, device=device)  # of tp, support, fp, cross-entropy
+        notes = torch.empty(rows * 4 + 3 * classes, device=device)  # of rows; then what decisions and rows are worth
         sums = torch.empty(plan.width, dtype=torch.float64, device=device)
         loss = torch.empty((), device=device)
         plan.count(x, y, shares, notes, rows, ignored, *plan.two)
