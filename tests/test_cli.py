@@ -489,6 +489,19 @@ def table_of(result):
     return [{k: v for k, v in row.items() if k != "fit_seconds"} for row in json.loads(result.stdout)["table"]]
 
 
+def test_a_result_that_was_not_told_of_is_kept(tmp_path, monkeypatch):
+    # Ctrl-C comes between a result that is written and the word of it
+    def stopped(*_, folder, **__):
+        (folder / "cells").mkdir()
+        (folder / "cells" / "metric-0-0.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stepless.commands.comparisons.compare", stopped)
+    said = bad(f"compare data.csv --target y {QUICK} --out {tmp_path / 'out'}", code=130)
+    assert "the same command with --resume goes on from there" in said
+    assert (tmp_path / "out" / "cells" / "metric-0-0.json").exists()
+
+
 @pytest.mark.parametrize(("how", "jobs"), [("SIGINT", 1), ("SIGINT", 2), ("SIGKILL", 2)])
 @pytest.mark.full
 def test_a_stopped_run_goes_on_to_the_same_table(how, jobs):
@@ -571,6 +584,36 @@ def test_groups_of_long_numbers_stay_apart(tmp_path):
         result = good(f"compare {tmp_path / name} --target y {QUICK} --out {tmp_path / name}.out")
         assert "column 'gid' holds whole numbers of 16 digits and more" in " ".join(result.output.split())
         assert "looks like the name of a group" not in result.output
+
+
+def test_small_thresholds_are_shown(tmp_path):
+    rows = "".join(f"{i / 1e6},{int(i > 40)}\n" for i in range(60))
+    (tmp_path / "s.csv").write_text("score,target\n" + rows)
+    said = good(f"tune {tmp_path / 's.csv'} --resamples 20").stdout
+    cut = json.loads(good(f"tune {tmp_path / 's.csv'} --resamples 0 --json").stdout)["threshold"]
+    assert f"{cut:.6f}" in said  # and not 0.0000
+
+
+def test_predictions_are_not_given_the_name_of_another_format(place):
+    good("train data.csv --target y --drop id --contestant cross_entropy --out plain")
+    for name in ("p.parquet", "p.TSV", "p.tsv.gz", "p.csv.bz2"):
+        said = bad(f"predict plain new-rows.csv --out {name}")
+        assert f"predictions are written as CSV, and {name} would be another format: name it .csv or .csv.gz." in said
+        assert not os.path.exists(name)
+    good("predict plain new-rows.csv --out predictions")
+
+
+def test_the_index_that_pandas_writes_is_no_feature(tmp_path):
+    import pandas as pd
+
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": random.normal(size=90), "y": np.arange(90) % 3 == 0}).sort_values("y")
+    frame.to_parquet(tmp_path / "rows.parquet")
+    assert "__index_level_0__" in pq.read_schema(tmp_path / "rows.parquet").names
+    line = f"train {tmp_path / 'rows.parquet'} --target y --contestant cross_entropy --out {tmp_path / 'model'} --json"
+    assert json.loads(good(line).stdout)["columns"] == ["x"]
+    kept = good(f"predict {tmp_path / 'model'} {tmp_path / 'rows.parquet'} --keep __index_level_0__").stdout
+    assert kept.splitlines()[1].startswith(f"{frame.index[0]},")
 
 
 def test_what_is_dropped_may_be_of_any_type(tmp_path):

@@ -187,6 +187,7 @@ def test_groups_stay_together_and_silence_the_warning():
     frame = pd.DataFrame(X, columns=list("abcde")).assign(patient_id=np.arange(150) // 3)
     assert any("pass it as groups" in text for text in sl.compare(frame, y, **ONE).warnings)
     outcome = sl.compare(frame, y, groups=pd.Series(groups), **ONE)
+    assert sl.compare(frame, y, groups=pd.Series(groups, dtype="string"), **ONE).verdict == outcome.verdict
     assert not any("groups" in text for text in outcome.warnings)
 
 

@@ -113,5 +113,11 @@ def test_infinite_thresholds_are_told_in_words():
     assert format_threshold((0.1, -math.inf)) == "0.10, −∞"
 
 
+def test_a_threshold_is_never_shown_as_0_or_1_unless_it_is():
+    assert format_threshold((0.004, 0.9971, 0.0, 1.0)) == "0.0040, 0.9971, 0.00, 1.00"
+    assert [format_threshold(cut) for cut in (0.005001, 0.996, 1e-20)] == ["0.01", "0.9960", "1e−20"]
+    assert format_threshold((-0.004, 1.004)) == "−0.00, 1.00"  # offsets, of which so little is nothing
+
+
 def test_long_thresholds_are_cut_short():
     assert format_threshold((0.1,) * 6) == "0.10, 0.10, 0.10, 0.10, …"

@@ -97,6 +97,20 @@ def test_every_threshold_survives(threshold, tmp_path):
     assert load_model(tmp_path / "m").threshold == threshold
 
 
+def test_a_model_is_the_same_bytes_wherever_it_is_saved(tmp_path):
+    def files(root):
+        return {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+    save_model(make_model(), tmp_path / "one")
+    save_model(load_model(tmp_path / "one"), tmp_path / "two")
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    save_model(make_model(threshold=0.75), tmp_path / "other")
+    assert not {*files(tmp_path / "one")} & {p for p in files(tmp_path / "other") if p.name != "model.json"}
+    save_model(make_model(), tmp_path / "two")  # over itself, its files are in use
+    same(make_model(), load_model(tmp_path / "two"))
+    assert len(os.listdir(tmp_path / "two")) == 2
+
+
 def test_a_model_may_be_saved_over_another(tmp_path):
     save_model(make_model("multiclass"), tmp_path / "m")
     (tmp_path / "m" / "README.md").write_text("mine")

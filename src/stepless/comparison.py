@@ -144,8 +144,8 @@ def compare(
     sign = 1.0 if resolved.greater_is_better else -1.0
     results = {c.key: Results(c, cells, parts, rule.task) for c in chosen}
     if all(r.failed is not None for r in results.values()):
-        said = "; ".join(f"{r.contestant.name}: {r.failed}" for r in results.values())
-        raise ValueError(f"no contestant could be fitted. {said}")
+        said = "; ".join(f"{r.contestant.name}: {str(r.failed).rstrip('.')}" for r in results.values())
+        raise ValueError(f"no contestant could be fitted. {said}.")
     base, fewest = results[BASELINE], fewest_rows(target, rule.task, parts)
     rope = choose_rope(resolved, base)
     broken = {key for key, r in results.items() if r.failed is None and r.breaks(constraints, folds)}

@@ -43,9 +43,10 @@ def to_onnx(model: Model, path: str | os.PathLike[str]) -> None:
     """Write a model as an ONNX file that needs nothing but an ONNX runtime to say the same labels.
 
     Inputs: a model of numbers alone takes ``X``, ``(N, columns)`` of double with NaN for missing. Any other takes an
-    input for each column, named after it, ``(N, 1)`` of double or of string, where the empty text stands for missing
-    (`stepless.models.export_inputs.feed` makes these from a table; the file's metadata lists them). Outputs: ``label``,
-    ``probabilities`` and ``decision``, as `Model` gives them.
+    input for each column, named after it, ``(N, 1)`` of double or of string, where the empty text stands for missing,
+    or another where that is a category: ``missing_text`` in the file's metadata says which, by column.
+    `stepless.models.export_inputs.feed` makes the inputs from a table. Outputs: ``label``, ``probabilities`` and
+    ``decision``, as `Model` gives them.
 
     Args:
         model: What to write.

@@ -296,6 +296,15 @@ def format_range(interval: tuple[float, float], digits: int = 3, *, sign: bool =
     return " to ".join(format_number(end, digits, sign=sign) for end in interval)
 
 
+def score_digits(rope: float, least: int = 3) -> int:
+    """How many decimals scores are shown in: so many, or more where smaller differences count.
+
+    >>> score_digits(0.01), score_digits(0.00003)
+    (3, 6)
+    """
+    return max(least, min(12, 1 - math.floor(math.log10(rope)))) if 0 < rope < 1 else least
+
+
 def format_metric(name: str, options: Mapping[str, Any]) -> str:
     """A metric with its options, for people.
 
@@ -318,28 +327,29 @@ def format_threshold(threshold: Threshold | None, digits: int = 2) -> str:
     if threshold is None:
         return ""
     if isinstance(threshold, tuple):
-        shown = ", ".join(format_number(t, digits) for t in threshold[:4])
+        shown = ", ".join(format_cut(t, digits) for t in threshold[:4])
         return shown + (", …" if len(threshold) > 4 else "")
     if math.isinf(threshold):
         return f"calls {'no' if threshold > 0 else 'every'} row positive"
-    return format_number(threshold, digits)
+    return format_cut(threshold, digits)
+
+
+def format_cut(value: float, digits: int = 2) -> str:
+    """Where scores are cut, for people: in more digits where a probability would be shown as 0 or 1.
+
+    >>> format_cut(0.2345), format_cut(0.00421), format_cut(0.99987), format_cut(-2.0)
+    ('0.23', '0.0042', '0.99987', '−2.00')
+    """
+    if not 0 < value < 1 or 0 < round(value, digits) < 1:
+        return format_number(value, digits)
+    places = 1 - math.floor(math.log10(min(value, 1 - value)))
+    return format_number(value, places) if places <= 12 else f"{value:.2g}".replace("-", "−")
 
 
 def _row(entry: Entry, constraints: tuple[str, ...]) -> dict[str, Any]:
-    difference = entry.difference
-    empty = {"mean": None, "low": None, "high": None, "better": None, "same": None, "worse": None}
-    compared = (
-        empty
-        if difference is None
-        else {
-            "mean": difference.mean,
-            "low": difference.interval[0],
-            "high": difference.interval[1],
-            "better": difference.better,
-            "same": difference.same,
-            "worse": difference.worse,
-        }
-    )
+    gap = entry.difference
+    names = ("difference_mean", "difference_low", "difference_high", "better", "same", "worse")
+    values = (None,) * 6 if gap is None else (gap.mean, *gap.interval, gap.better, gap.same, gap.worse)
     return {
         "key": entry.key,
         "name": entry.name,
@@ -350,7 +360,7 @@ def _row(entry: Entry, constraints: tuple[str, ...]) -> dict[str, Any]:
         "fit_seconds": entry.fit_seconds,
         "failed": entry.failed,
         "constraints": dict(zip(constraints, entry.constraints, strict=False)),  # none where it failed
-        **{f"difference_{name}" if name in ("mean", "low", "high") else name: v for name, v in compared.items()},
+        **dict(zip(names, values, strict=True)),
     }
 
 
@@ -359,9 +369,17 @@ def difference_word(outcome: Outcome) -> str:
     return "difference" if outcome.maximize else "gain"
 
 
+def format_difference(outcome: Outcome, entry: Entry, digits: int) -> str:
+    """What a contestant differs from the baseline by, for people; of itself, that it is the baseline."""
+    if entry.key == outcome.baseline:
+        return "baseline"
+    return "" if entry.difference is None else format_number(entry.difference.mean, digits, sign=True)
+
+
 def _text_table(outcome: Outcome) -> list[str]:
     metric = format_metric(outcome.metric, outcome.metric_options)[:40]
     head = ("contestant", metric, "95 %", difference_word(outcome), "better", *outcome.constraints, "threshold", "fit")
+    digits = score_digits(outcome.rope, 4)
     rows = [head]
     for entry in outcome.entries:
         if entry.failed is not None:
@@ -371,13 +389,9 @@ def _text_table(outcome: Outcome) -> list[str]:
         rows.append(
             (
                 entry.name,
-                format_number(entry.mean, 4),
-                format_range(entry.interval, 4),
-                "baseline"
-                if entry.key == outcome.baseline
-                else ""
-                if gap is None
-                else format_number(gap.mean, 4, sign=True),
+                format_number(entry.mean, digits),
+                format_range(entry.interval, digits),
+                format_difference(outcome, entry, digits),
                 "" if gap is None else f"{gap.better:.0%}",
                 *(format_number(value, 4) for value in entry.constraints),
                 format_threshold(entry.threshold),

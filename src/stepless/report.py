@@ -17,7 +17,15 @@ from string import Template
 
 import numpy as np
 
-from stepless.outcome import Entry, Outcome, difference_word, format_number, format_range, format_threshold
+from stepless.outcome import (
+    Entry,
+    Outcome,
+    difference_word,
+    format_number,
+    format_range,
+    format_threshold,
+    score_digits,
+)
 from stepless.page.figures import class_names, metric_name, page_data, short, shown
 from stepless.page.formulas import PRELUDE
 from stepless.whole_files import write_whole
@@ -129,18 +137,15 @@ def _tile(title: str, value: str, more: str = "") -> str:
 def _tiles(outcome: Outcome) -> str:
     entries = {entry.key: entry for entry in outcome.entries if entry.failed is None}
     winner, baseline = entries.get(outcome.winner), entries.get(outcome.baseline)
-    metric, tiles = metric_name(outcome), []
-    if winner is not None:
-        tiles.append(_tile(f"{metric}, {winner.name}", format_number(winner.mean, 3), format_range(winner.interval)))
-    if baseline is not None and baseline is not winner:
-        tiles.append(
-            _tile(f"{metric}, {baseline.name}", format_number(baseline.mean, 3), format_range(baseline.interval))
-        )
+    metric, tiles, digits = metric_name(outcome), [], score_digits(outcome.rope)
+    for entry in dict.fromkeys(entry for entry in (winner, baseline) if entry is not None):
+        interval = format_range(entry.interval, digits)
+        tiles.append(_tile(f"{metric}, {entry.name}", format_number(entry.mean, digits), interval))
     gap = None if winner is None else winner.difference
     if gap is not None:
         parts = ((gap.better, "better"), (gap.same, "same"), (gap.worse, "worse"))
         odds = ", ".join(f"{format_number(100 * share, 0)} % {word}" for share, word in parts)
-        tiles.append(_tile(difference_word(outcome), format_number(gap.mean, 3, sign=True), odds))
+        tiles.append(_tile(difference_word(outcome), format_number(gap.mean, digits, sign=True), odds))
     if winner is not None and winner.threshold is not None:
         kind = {"binary": "threshold", "multilabel": "thresholds", "multiclass": "class offsets"}[outcome.task]
         tiles.append(_tile(f"{kind} to ship", format_threshold(winner.threshold, 3), "median over the folds"))
@@ -201,11 +206,11 @@ def _row(outcome: Outcome, entry: Entry, rank: int, colour: int | None, heads: t
     )
     if entry.failed is not None:
         return f'<tr class="failed">{name}<td colspan="6">failed: {escape(_cut(entry.failed))}</td></tr>'
-    gap = entry.difference
+    gap, digits = entry.difference, score_digits(outcome.rope)
     cells = (
-        format_number(entry.mean, 4),
-        format_range(entry.interval),
-        "–" if gap is None else format_number(gap.mean, 3, sign=True),
+        format_number(entry.mean, max(4, digits)),
+        format_range(entry.interval, digits),
+        "–" if gap is None else format_number(gap.mean, digits, sign=True),
         "–" if gap is None else _odds(gap.better, gap.same, gap.worse),
         escape(format_threshold(entry.threshold, 3)) or "–",
         _seconds(entry.fit_seconds),

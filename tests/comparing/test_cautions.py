@@ -39,6 +39,8 @@ def test_few_rows_of_a_class(clean):
     frame, _ = clean
     (said,) = cautions(frame, np.arange(400) < 12)
     assert said.startswith("class 'yes' has 12 rows, 2 or 3 a fold: one row more or less")
+    (said,) = cautions(frame[:80], np.arange(80) < 39)
+    assert said.startswith("class 'yes' has 39 rows, 7 or 8 a fold (and 1 more has fewer than 50): one row")
 
 
 def test_a_fold_without_a_class(clean):
@@ -63,6 +65,13 @@ def test_labels_are_named(clean):
     said = cautions(frame, target, "multilabel", ("sport", "chess"))
     assert said[0].startswith("label 'chess' has 4 rows, 0 or 1 a fold")
     assert said[1].startswith("label 'chess' is missing from 1 of 5 test folds")
+
+
+def test_a_label_that_no_row_has_is_to_be_left_out(clean):
+    frame, y = clean
+    (said,) = cautions(frame, np.stack([y, np.zeros(400)], 1), "multilabel", ("sport", "chess"))
+    assert said.startswith("label 'chess' is missing from 5 of 5 test folds, whose scores say nothing about it")
+    assert said.endswith("No row has it: leave it out.")
 
 
 def test_constant_columns(clean):
@@ -174,6 +183,20 @@ def test_formatted_numbers_are_neither_names_nor_groups(clean, write, repeats):
     assert "write plain numbers, as in 1234.5" in said
     (again,) = cautions(frame.assign(price=texts), y, grouped=True)
     assert again == said
+
+
+@pytest.mark.parametrize("rows", [1, 4])  # a different one in every row, and a few rows each
+@pytest.mark.parametrize("freq", ["7h", "1D"])
+def test_dates_are_neither_names_nor_groups(clean, freq, rows):
+    frame, y = clean
+    days = pd.date_range("2021-03-01", periods=400 // rows, freq=freq).astype(str).repeat(rows)
+    (said,) = cautions(frame.assign(day=days), y)
+    assert said == (
+        "column 'day' holds dates or times, each of them a category, and nothing is known of a new one: write numbers,"
+        " such as the year, the day of the week, or the days since an event."
+    )
+    assert cautions(frame.assign(day=days), y, grouped=True) == [said]
+    assert cautions(frame.assign(day=np.resize(days[::rows][:3], 400)), y) == []  # three dates are three kinds
 
 
 def test_numbers_with_a_stray_text_are_no_names(clean):

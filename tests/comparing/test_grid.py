@@ -101,8 +101,8 @@ def test_resume_fits_nothing_that_is_there(tmp_path, monkeypatch):
     ("change", "said"),
     [
         ({"y": 1}, "its data differs"),
-        ({"folds": 4}, r"its settings differs \(folds was 3, is 4\)"),
-        ({"metric": "mcc"}, r"its settings differs \(metric was 'f1', is 'mcc'\)"),
+        ({"folds": 4}, r"its settings differ \(folds was 3, is 4\)"),
+        ({"metric": "mcc"}, r"its settings differ \(metric was 'f1', is 'mcc'\)"),
         ({"sample_weight": 1}, "its data differs"),
         ({"seed": 5}, r"\(seed was 0, is 5\)"),
     ],

@@ -47,6 +47,13 @@ def test_yes_names_the_better_one():
     assert said.endswith("by more than 0.01 with a probability of more than 99 %.")
 
 
+def test_small_differences_that_count_are_shown():
+    base = entry(BASELINE, 0.003, threshold=0.0042)
+    unsure = reach_verdict([entry("metric", 0.0021, 0.0009, 0.01), base], BASELINE, 3e-5, "fp / n", "binary")[1]
+    assert unsure.startswith("cannot tell: trained on the metric is better by 0.000900 (−0.")
+    assert "keep cross-entropy and a threshold of 0.0042 (fp / n 0.003000, −0.017000 to 0.023000)" in unsure
+
+
 def test_yes_for_what_is_not_trained_on_the_metric():
     winner, said = verdict(entry("boosting_tuned", 0.66, 0.048), BASE)
     assert winner == "boosting_tuned"

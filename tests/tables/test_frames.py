@@ -409,6 +409,7 @@ def test_names():
         (pl.DataFrame({"a": [{"b": 1}]}), TypeError, "column 'a': argument must be a string or a number"),
         (pl.DataFrame({"a": [b"x"]}), TypeError, "column 'a': argument must be a string or a number"),
         (pd.DataFrame({"a": pd.interval_range(0, 1)}), TypeError, "not 'Interval'"),
+        (pd.DataFrame({"a": pd.period_range("2024", periods=2, freq="M")}), TypeError, "holds dates or times: turn"),
         (pd.DataFrame({"a": pd.Categorical(pd.to_datetime(["2020"]))}), TypeError, "column 'a' holds dates or times"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,

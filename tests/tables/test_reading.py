@@ -64,10 +64,11 @@ def test_one_word_in_the_last_row_makes_a_category_and_that_is_said(tmp_path):
 
 
 def test_notes_say_what_is_worth_knowing(tmp_path):
-    rows = "".join(f"{i},2024-01-{i % 28 + 1:02d},,same,k{i}\n" for i in range(60))
-    notes = {column.name: column.note for column in load(tmp_path, f"id,day,none,one,name\n{rows}").describe()}
+    rows = "".join(f"{i},2024-01-{i % 28 + 1:02d},,same,k{i},{i % 3 - 1} days 00:{i:02d}:00\n" for i in range(60))
+    notes = {column.name: column.note for column in load(tmp_path, f"id,day,none,one,name,took\n{rows}").describe()}
     assert notes["id"] == notes["name"] == "differs in every row; if it only names the rows, drop it"
     assert notes["day"].startswith("dates, taken as categories")
+    assert notes["took"] == notes["day"]  # as pandas writes the time that something took
     assert notes["none"] == "nothing but missing values"
     assert notes["one"] == "the same in every row"
 
@@ -220,6 +221,8 @@ def test_parquet(tmp_path):
             "b": [True, False, None],
             "d": [datetime.date(2024, 1, 1)] * 3,
             "e": pa.nulls(3),
+            "s": pa.array([90, None, -1], pa.duration("s")),
+            "ns": pa.array([90_000_000_000, None, 1], pa.duration("ns")),
         }
     )
     pq.write_table(table, tmp_path / "data.parquet")
@@ -229,6 +232,8 @@ def test_parquet(tmp_path):
     assert loaded.columns["d"][0] == "2024-01-01"
     assert np.isnan(loaded.columns["e"]).all()
     np.testing.assert_array_equal(loaded.columns["b"], [1, 0, np.nan])
+    np.testing.assert_array_equal(loaded.columns["s"], [90, np.nan, -1])  # a time that something took is a number
+    np.testing.assert_array_equal(loaded.columns["ns"], [90, np.nan, 1e-9])
     pq.write_table(pa.table({"l": [[1], [2]]}), tmp_path / "nested.parquet")
     with pytest.raises(TableError, match=r"column 'l' holds list<.*>; a table has numbers and text"):
         load_table(Source(str(tmp_path / "nested.parquet")))

@@ -17,10 +17,12 @@ from stepless.outcome import (
     Outcome,
     Progress,
     difference_word,
+    format_difference,
     format_metric,
     format_number,
     format_range,
     format_threshold,
+    score_digits,
 )
 from stepless.tables.files import Source, TableError
 
@@ -109,7 +111,12 @@ class _Place:
 
     def __init__(self, folder: Path, asked: Asked) -> None:
         self._folder, self._asked = folder, asked
-        self._new, self.begun = not folder.exists(), False
+        self._new, self._told = not folder.exists(), False
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a result; one may have been kept that Ctrl-C left no time to tell of."""
+        return self._told or (self._new and any((self._folder / CELLS).glob("*.json")))
 
     def __enter__(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -118,11 +125,11 @@ class _Place:
 
     def begin(self) -> None:
         """There is a first result."""
-        if not self.begun:
+        if not self._told:
             for stale in (COMPARISON, REPORT):
                 (self._folder / stale).unlink(missing_ok=True)
             self._asked.save(self._folder)
-            self.begun = True
+            self._told = True
 
     def __exit__(self, *_: Any) -> None:
         if self._new and not self.begun:
@@ -233,7 +240,7 @@ def _table(outcome: Outcome) -> Any:
         cut,
         "fit",
     )
-    rows = []
+    rows, digits = [], score_digits(outcome.rope)
     for entry in outcome.entries:
         if entry.failed is not None:
             rows.append((entry.name, "failed", *[""] * (len(heads) - 2)))
@@ -241,9 +248,9 @@ def _table(outcome: Outcome) -> Any:
         gap = entry.difference
         rows.append((
             entry.name,
-            format_number(entry.mean),
-            format_range(entry.interval),
-            "baseline" if entry.key == outcome.baseline else "" if gap is None else format_number(gap.mean, sign=True),
+            format_number(entry.mean, digits),
+            format_range(entry.interval, digits),
+            format_difference(outcome, entry, digits),
             "" if gap is None else f"{gap.better:.0%} / {gap.same:.0%} / {gap.worse:.0%}",
             *map(format_number, entry.constraints),
             format_threshold(entry.threshold),

@@ -26,7 +26,7 @@ from stepless.models.folders import check_place
 from stepless.models.model import Model
 from stepless.models.preprocessing import Category
 from stepless.networks.spread import leader, over_ranks
-from stepless.outcome import Outcome, format_number
+from stepless.outcome import Outcome, format_cut, format_number
 from stepless.persist import save_model
 from stepless.tables.files import Source, TableError
 from stepless.tables.frames import Kind
@@ -35,6 +35,8 @@ from stepless.whole_files import whole_file, whole_text
 
 #: What a model is made as, if nobody says otherwise: the estimator that chooses for itself.
 DEFAULT_CONTESTANT = "automatic"
+#: Endings that promise something else than the CSV, plain or in gzip, that predictions are written as.
+_NOT_CSV = (".parquet", ".pq", ".tsv", ".tab", ".json", ".jsonl", ".xlsx", ".bz2", ".xz", ".zst", ".zip")
 
 
 def from_before(folder: str | None, given: dict[str, Any], said: Collection[str]) -> Asked:
@@ -153,7 +155,7 @@ def _answer(model: Model, key: str, folder: Path, seconds: float, *, json_too: b
             "columns": list(model.features.names or ()),
         }))  # fmt: skip
         return
-    cut = f", threshold {format_number(model.threshold)}" if isinstance(model.threshold, float) else ""
+    cut = f", threshold {format_cut(model.threshold, 3)}" if isinstance(model.threshold, float) else ""
     say(f"Fitted {CONTESTANTS[key].name} in {clock(seconds)}{cut}.")
     if score is not None:
         say(f"{model.metric} on rows held out in turn, which the fit was chosen and cut by: {format_number(score)}.")
@@ -194,6 +196,8 @@ def run_predict(
         raise TableError(f"the column {clash[0]!r} is called as one of the predictions; it cannot be kept beside them.")
     if out not in (None, "-") and source.path != "-" and _is_same(out, source.path):
         raise TableError(f"--out {out} is the table itself, which the predictions would replace; name another file.")
+    if out is not None and Path(out.removesuffix(".gz")).suffix.lower() in _NOT_CSV:
+        raise TableError(f"predictions are written as CSV, and {out} would be another format: name it .csv or .csv.gz.")
     done = 0
     with _written(out) as file, nullcontext() if quiet else Watch("rows") as watch:
         writer = csv.writer(file, lineterminator="\n")

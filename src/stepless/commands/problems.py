@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ Array = NDArray[Any]
 #: as many rows on average.
 _FEW_CLASSES = 20
 _YES_NO = {"1": 1, "1.0": 1, "true": 1, "yes": 1, "0": 0, "0.0": 0, "false": 0, "no": 0}
+#: What pandas calls an index without a name when it writes Parquet: the numbers of rows, which tell nothing of them.
+_INDEX = re.compile(r"__index_level_\d+__")
 #: Of a wide table so many columns are shown, those with something to say first.
 _SHOWN = 24
 
@@ -111,7 +114,7 @@ def read_problem(
             if other in targets:
                 raise TableError(f"the column {other!r} cannot be the target and the {what} as well.")
     aside = {*targets, *dropped, weight, groups}
-    features = tuple(name for name in table.names if name not in aside)
+    features = tuple(name for name in table.names if name not in aside and not _INDEX.fullmatch(name))
     if not features:
         raise TableError(f"{table.file} has no columns left to predict {target!r} from.")
     labels: tuple[str, ...] | None = None

@@ -15,7 +15,7 @@ from stepless.commands.problems import classes_of, odd_cell, parts, positive_of,
 from stepless.cuts.tuning import Tuning
 from stepless.formula import resolve, with_costs_of_decisions
 from stepless.metrics import METRICS
-from stepless.outcome import format_number, format_range
+from stepless.outcome import format_cut, format_number, format_range
 from stepless.ranking import RANKINGS
 from stepless.rules import positive_class
 from stepless.scoring import score as score_hard
@@ -156,7 +156,7 @@ def _answer(
     what = {"binary": "yes where the score is at least", "multilabel": "threshold", "multiclass": "offset"}[task]
     rows = [
         (
-            str(name), format_number(cut, 4), "" if pair is None else format_range(pair, 4),
+            str(name), format_cut(cut, 4), "" if pair is None else " to ".join(format_cut(end, 4) for end in pair),
             *(f"{np.atleast_1d(cell)[place]:g}" for cell in counts.values()),
         )
         for place, (name, cut, pair) in enumerate(zip(classes, thresholds, between, strict=True))

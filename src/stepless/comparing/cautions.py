@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stepless.extras import needs
 from stepless.outcome import Column
-from stepless.tables.cells import formatted, is_number
+from stepless.tables.cells import are_dates, formatted, is_number
 from stepless.tables.frames import Table
 from stepless.tasks import Task
 
@@ -86,7 +86,9 @@ def find_cautions(
     """
     parts = int(folds.max()) + 1
     asked = parts if asked is None else asked
-    written = {i: text for i, c in enumerate(columns) if (text := _formatted(table, i, c)) is not None}
+    texts = {i: _some_texts(table, i) for i, c in enumerate(columns) if c.kind == "category"}
+    dated = [i for i, found in texts.items() if columns[i].distinct > _LEVELS and are_dates(found)]
+    written = {i: text for i, found in texts.items() if i not in dated and (text := _formatted(found)) is not None}
     vast = [i for i, c in enumerate(columns) if c.kind == "number" and _is_vast(table.column(i))]
     told_apart = [c for i, c in enumerate(columns) if i not in vast]
     found = [
@@ -98,7 +100,8 @@ def find_cautions(
         *_vast_columns([columns[i].name for i in vast]),
         *_target_columns(table, columns, target, task, names),
         *_formatted_columns(columns, written),
-        *([] if grouped else _group_columns(table, columns, {*written, *vast})),
+        *_dated_columns([columns[i].name for i in dated]),
+        *([] if grouped else _group_columns(table, columns, {*written, *vast, *dated})),
     ]
     return found + _equal_rows(table, target, folds)
 
@@ -134,11 +137,12 @@ def _few_folds(folds: int, *, lowered: bool) -> list[str]:
 
 def _few_rows(target: NDArray[np.int64], task: Task, names: Sequence[Any], folds: int) -> list[str]:
     counts = {name: int(rows.sum()) for name, rows in _presence(target, task, names)}
-    few = sorted((n, name) for name, n in counts.items() if n < _FEW)
+    few = sorted((n, name) for name, n in counts.items() if 0 < n < _FEW)
     if not few:
         return []
     n, name = few[0]
-    others = f" (and {len(few) - 1} more have fewer than {_FEW})" if len(few) > 1 else ""
+    have = "has" if len(few) == 2 else "have"
+    others = f" (and {len(few) - 1} more {have} fewer than {_FEW})" if len(few) > 1 else ""
     each = str(n // folds) if n % folds == 0 else f"{n // folds} or {n // folds + 1}"
     return [
         f"{name} has {n} row{'s' * (n != 1)}, {each} a fold{others}: one row more or less moves a fold's score by much,"
@@ -150,16 +154,16 @@ def _absent_classes(
     target: NDArray[np.int64], task: Task, names: Sequence[Any], folds: NDArray[np.integer[Any]]
 ) -> list[str]:
     parts = int(folds.max()) + 1
-    absent = {}
+    said = []
     for name, rows in _presence(target, task, names):
         lacking = sum(int((np.bincount(fold[rows], minlength=parts) == 0).sum()) for fold in folds)
+        mend = "Lower folds, or give more of its rows." if rows.any() else "No row has it: leave it out."
         if lacking:
-            absent[name] = lacking
-    return [
-        f"{name} is missing from {n} of {folds.shape[0] * parts} test folds, whose scores say nothing about it: a"
-        " metric that is 0/0 there counts as 0, and lowers the mean. Lower folds, or give more of its rows."
-        for name, n in list(absent.items())[:_SHOWN]
-    ]
+            said.append(
+                f"{name} is missing from {lacking} of {folds.shape[0] * parts} test folds, whose scores say nothing"
+                f" about it: a metric that is 0/0 there counts as 0, and lowers the mean. {mend}"
+            )
+    return said[:_SHOWN]
 
 
 def _is_vast(values: NDArray[Any]) -> bool:
@@ -252,12 +256,14 @@ def _best_cut(values: NDArray[np.float64], goal: NDArray[np.int64]) -> float:
     return best
 
 
-def _formatted(table: Table, i: int, column: Column) -> str | None:
-    """A text that keeps a column of numbers from being read as one: a number written otherwise, or no number at all."""
-    if column.kind != "category":
-        return None
+def _some_texts(table: Table, i: int) -> list[str]:
+    """The different texts of a category; of very many, a part."""
     texts = sorted({str(value).strip() for value in table.column(i).tolist() if value is not None})
-    texts = texts[:: max(1, len(texts) // _LOOK)]
+    return texts[:: max(1, len(texts) // _LOOK)]
+
+
+def _formatted(texts: Sequence[str]) -> str | None:
+    """A text that keeps a column of numbers from being read as one: a number written otherwise, or no number at all."""
     if (otherwise := formatted(texts)) is not None:
         return otherwise
     plain = [text for text in texts if is_number(text)]
@@ -272,9 +278,18 @@ def _formatted_columns(columns: Sequence[Column], written: Mapping[int, str]) ->
         if formatted([text]) is not None:
             what, mend = f"formatted numbers, such as {text!r}, which make", "write plain numbers, as in 1234.5"
         else:
-            what, mend = f"numbers and the text {text[:40]!r}, which makes", "leave the cell empty"
+            what, mend = f"numbers and the text {text[:40]!r}, which makes", "make that a missing value"
         said.append(f"column {columns[i].name!r} holds {what} it one of categories: {mend}.")
     return said
+
+
+def _dated_columns(names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    return [
+        f"{_listed(names, 'holds', 'hold')} dates or times, each of them a category, and nothing is known of a new one:"
+        " write numbers, such as the year, the day of the week, or the days since an event."
+    ]
 
 
 def _group_columns(table: Table, columns: Sequence[Column], written: Collection[int]) -> list[str]:

@@ -143,6 +143,7 @@ class CellFolder:
             return
         differs = [name for name in now if before.get(name) != now[name]]
         what = " and ".join(differs) or "format"
+        verb = "differ" if {*differs} - {"data"} else "differs"
         detail = ""
         if differs == ["settings"] and isinstance(before.get("settings"), dict):
             changed = [k for k in now["settings"] if before["settings"].get(k) != now["settings"][k]]
@@ -150,8 +151,8 @@ class CellFolder:
                 f" ({k} was {before['settings'].get(k)!r}, is {now['settings'][k]!r})" for k in changed[:2]
             )
         raise ValueError(
-            f"{self.path} holds the cells of another comparison: its {what} differ{'s' if len(differs) == 1 else ''}"
-            f"{detail}. Resume with what it was begun with, or start anew with resume=False."
+            f"{self.path} holds the cells of another comparison: its {what} {verb}{detail}. Resume with what it was"
+            " begun with, or start anew with resume=False."
         )
 
     def _clear(self) -> None:

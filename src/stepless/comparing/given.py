@@ -15,7 +15,7 @@ from stepless.numerics import is_whole
 from stepless.ranking import is_ranking
 from stepless.registry import Metric
 from stepless.rules import Rule, positive_class
-from stepless.tables.frames import Table, read_table
+from stepless.tables.frames import Table, is_missing, read_table
 from stepless.tasks import Task
 from stepless.tuned import read_target
 
@@ -45,8 +45,7 @@ def read_labels(y: Any) -> tuple[tuple[str, ...] | None, Task, Any]:
     if values.ndim == 2 and values.shape[1] == 1:
         values, names = values[:, 0], None
     if values.dtype == object:
-        # values that differ from themselves are NaN; pandas.NA will not say
-        absent = [v is None or type(v).__name__ in ("NAType", "NaTType") or bool(v != v) for v in values.flat]  # noqa: PLR0124
+        absent = list(map(is_missing, values.flat))
         if any(absent):
             raise ValueError(
                 f"y must have a label in every row; {sum(absent)} are missing. Leave out the rows without one."
@@ -140,7 +139,7 @@ def _read_groups(groups: Any, rows: int) -> NDArray[np.int64] | None:
     if values.shape != (rows,):
         raise ValueError(f"groups must be one a row, ({rows},); got {values.shape}.")
     texts = np.array([str(value) for value in values.tolist()])
-    absent = np.array([v is None or v != v for v in values.tolist()], bool)  # noqa: PLR0124 - so is NaN told
+    absent = np.array(list(map(is_missing, values.tolist())), bool)
     codes = np.unique(texts, return_inverse=True)[1].astype(np.int64)
     codes[absent] = codes.max(initial=0) + 1 + np.arange(absent.sum())
     return codes

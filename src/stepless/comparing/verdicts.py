@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from stepless.comparing.contestants import CONTESTANTS
-from stepless.outcome import Difference, Entry, format_number, format_range, format_threshold
+from stepless.outcome import Difference, Entry, format_number, format_range, format_threshold, score_digits
 
 #: How sure one must be to say yes, or no.
 _SURE = 0.95
@@ -41,28 +41,30 @@ def reach_verdict(
         return _without_baseline(entries, able, base, metric)
     others = [(e, e.difference) for e in able if e.difference is not None]
     sure = [(e, gap) for e, gap in others if gap.better >= _SURE]
+    digits = score_digits(rope)
     if sure:
         best, gap = sure[0]
         trained = CONTESTANTS[best.key].on_metric
         rival = _rival(gap, others, rope, metric) if trained else ""
         answer = "yes" if trained else f"yes, but not by training on {metric}"
         return best.key, (
-            f"{answer}: {best.name} scores {metric} {format_number(best.mean)}, better by {format_number(gap.mean)}"
-            f" ({format_range(gap.interval)}) than {base.name} with {format_number(base.mean)}; by more than {rope:.2g}"
-            f" with a probability of {_percent(gap.better)}.{rival}"
+            f"{answer}: {best.name} scores {metric} {format_number(best.mean, digits)}, better by"
+            f" {format_number(gap.mean, digits)} ({format_range(gap.interval, digits)}) than {base.name} with"
+            f" {format_number(base.mean, digits)}; by more than {rope:.2g} with a probability of"
+            f" {_percent(gap.better)}.{rival}"
         )
-    kept = f"{_way(base, task)} ({metric} {format_number(base.mean)}, {format_range(base.interval)})"
+    kept = f"{_way(base, task)} ({metric} {format_number(base.mean, digits)}, {format_range(base.interval, digits)})"
     if not others:
         return base.key, f"cannot tell: {_why_none(entries, base, broken)}; keep {kept}."
     likeliest, gap = max(others, key=lambda pair: (pair[1].better, pair[1].mean))
     measured = (
-        f"{likeliest.name} is {_by(gap.mean)} ({format_range(gap.interval)}), and better by more than {rope:.2g} with a"
-        f" probability of {_percent(gap.better)}"
+        f"{likeliest.name} is {_by(gap.mean, digits)} ({format_range(gap.interval, digits)}), and better by more than"
+        f" {rope:.2g} with a probability of {_percent(gap.better)}"
     )
     if gap.better <= 1 - _SURE:
         return base.key, f"no: keep {kept}; of the others, {measured}."
     if likeliest.key in doubts:
-        alike = f"{likeliest.name} is {_by(gap.mean)} in every fold, which is no evidence"
+        alike = f"{likeliest.name} is {_by(gap.mean, digits)} in every fold, which is no evidence"
         return base.key, f"cannot tell: {alike}, as {doubts[likeliest.key]}; until the data can tell, keep {kept}."
     return base.key, f"cannot tell: {measured}; until more rows can tell, keep {kept}."
 
@@ -72,8 +74,8 @@ def _rival(gap: Difference, others: Sequence[tuple[Entry, Difference]], rope: fl
     plain = [(e, other) for e, other in others if not CONTESTANTS[e.key].on_metric and other.mean >= gap.mean - rope]
     if not plain:
         return ""
-    name, mean = plain[0][0].name, plain[0][0].mean
-    return f" {name[:1].upper()}{name[1:]} does as well without training on {metric} ({format_number(mean)})."
+    name, mean = plain[0][0].name, format_number(plain[0][0].mean, score_digits(rope))
+    return f" {name[:1].upper()}{name[1:]} does as well without training on {metric} ({mean})."
 
 
 def _why_none(entries: Sequence[Entry], base: Entry, broken: Collection[str]) -> str:
@@ -120,9 +122,9 @@ def _way(base: Entry, task: str) -> str:
     return f"cross-entropy and {'its class offsets' if task == 'multiclass' else 'a threshold for each label'}"
 
 
-def _by(gain: float) -> str:
+def _by(gain: float, digits: int) -> str:
     """In words, because of metrics of which less is better a sign would say the opposite."""
-    shown = format_number(abs(gain))
+    shown = format_number(abs(gain), digits)
     return f"{'worse' if gain < 0 else 'better'} by {shown}" if float(shown) else "the same"
 
 

@@ -322,15 +322,7 @@ def column_from_json(value: Any) -> Column:
     """
     kind = value.get("kind") if isinstance(value, dict) else None
     if kind == Number.kind:
-        keys = (
-            "kind",
-            "mean",
-            "scale",
-            "fill",
-            "flag",
-            *(["inner"] if "inner" in value else []),
-        )
-        entry = json_entry(value, "a column of numbers", keys)
+        entry = json_entry(value, "a column of numbers", ("kind", "mean", "scale", "fill", "flag"), ("inner",))
         inner = tuple(json_list(entry["inner"], "inner")) if "inner" in entry else None
         return Number(entry["mean"], entry["scale"], entry["fill"], entry["flag"], inner)
     if kind == Category.kind:
@@ -342,9 +334,9 @@ def column_from_json(value: Any) -> Column:
     raise ValueError(f"a column must be a dictionary of kind 'number', 'category' or 'as_is'; got {short(value)}")
 
 
-def json_entry(value: Any, what: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    """A dictionary of just these keys; anything else is a ValueError."""
-    if not isinstance(value, dict) or set(value) != set(keys):
+def json_entry(value: Any, what: str, keys: tuple[str, ...], more: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A dictionary of just these keys, and perhaps of some more; anything else is a ValueError."""
+    if not isinstance(value, dict) or set(value) - {*more} != set(keys):
         raise ValueError(f"{what} must be a dictionary with the keys {', '.join(keys)}; got {short(value)}")
     return value
 

@@ -8,7 +8,8 @@
 Saving writes the files into a new ``members-…`` folder, then replaces ``model.json`` by a single rename, and then
 removes the files of the old document. Whoever loads sees the old document with its files or the new one with its own,
 even if the process that saves is killed in between: then a folder or a ``.tmp`` file is left over, which a save an hour
-later removes. Several processes may save and load at once; the last one to save wins.
+later removes. Several processes may save and load at once; the last one to save wins. A model that is saved to two new
+places is the same bytes in both.
 
 The hashes find files that are damaged or mixed up. They are no signature: who can write files can write hashes. So what
 is read must be harmless whatever it holds: JSON, and bytes that members read with their own care.
@@ -73,11 +74,10 @@ def to_text(document: Mapping[str, Any], files: Mapping[str, bytes], folder: str
 
 def write_folder(path: str | os.PathLike[str], document: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
     """Write a document and its files, in place of what the folder held."""
-    root, token = Path(path), secrets.token_hex(4)
+    root = Path(path)
     check_place(root)
-    folder = f"members-{token}"
+    folder = _make_folder(root, f"members-{_digest(to_text(document, files, ''))[:8]}")
     text = to_text(document, files, folder)
-    (root / folder).mkdir(parents=True)
     for name, data in files.items():
         write_whole(root / folder / name, data)
     sync_folder(root)
@@ -85,6 +85,24 @@ def write_folder(path: str | os.PathLike[str], document: Mapping[str, Any], file
     replaced = _folder_of(root)
     write_whole(root / _DOCUMENT, text)
     _tidy(root, folder, replaced)
+
+
+def _make_folder(root: Path, own: str) -> str:
+    """Make the folder of the members: under its own name in a new place, so that a model is the same bytes there.
+
+    Where a document is, the name may be about to be removed with one that it belonged to, so it is one by chance.
+    """
+    try:
+        (root / own).mkdir(parents=True)
+    except FileExistsError:
+        pass  # it is that of the same model, saved or being saved
+    else:
+        if not (root / _DOCUMENT).exists():
+            return own
+        shutil.rmtree(root / own, ignore_errors=True)
+    name = f"members-{secrets.token_hex(4)}"
+    (root / name).mkdir()
+    return name
 
 
 def check_place(root: Path) -> None:

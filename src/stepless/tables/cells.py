@@ -22,17 +22,17 @@ _BOOLS = {"true": 1.0, "false": 0.0}
 
 
 def _spellings(words: Sequence[str]) -> set[str]:
-    return {spelt for word in words for spelt in (word, word.upper(), word.capitalize(), "NaN" * (word == "nan"))}
+    return {spelt for word in words for spelt in (word, word.upper(), word.capitalize())}
 
 
 #: What text stands for no value at all, and what stands for none where a number should be.
-MISSING = frozenset(_spellings(_MISSING) | {"N/A", "n/a", "#N/A", "NaN", "<NA>"})
+MISSING = frozenset(_spellings(_MISSING) | {"NaN"})
 _NONE_OF_NUMBER = frozenset(MISSING | _spellings(_NO_NUMBERS))
 _LEADING_ZERO = re.compile(r"\n[+-]?0[0-9]")
 _DATE = re.compile(
     r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{2})?)?"
     r"|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([T ]\d{1,2}:\d{2}(:\d{2})?)?"
-    r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
+    r"|(-?\d+ days? )?[+-]?\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
 )
 #: A number with what people put into numbers: separators of thousands, a decimal comma, percent, a currency.
 _SIGN = "[$¢-¥₠-⃀%‰]"

@@ -260,7 +260,7 @@ def _read_objects(values: Array, label: str, what: str) -> tuple[Kind, Array]:
         _check_type(kind, label, values)
     if any(issubclass(kind, str) for kind in types):
         return "category", _texts(values, label)
-    known = _objects([None if _is_missing(value) else value for value in values])
+    known = _objects([None if is_missing(value) else value for value in values])
     try:
         numbers = _checked(_floats(known), what)
     except OverflowError:  # an int beyond the floats
@@ -292,7 +292,7 @@ def _texts(values: Iterable[Any], label: str) -> Array:
 
 def _text(value: Any, label: str) -> str | None:
     """A value as the name of a category; None where it is missing."""
-    if _is_missing(value):
+    if is_missing(value):
         return None
     if isinstance(value, str | bool | np.bool_) or type(value).__name__ in _NAMED:
         return str(value)
@@ -305,7 +305,8 @@ def _text(value: Any, label: str) -> str | None:
     raise _type_error(label, type(value).__name__)
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
+    """Whether a value is none: None, NaN, or what pandas and numpy put where one is missing."""
     if type(value).__name__ in _ABSENT:
         return True
     if isinstance(value, Decimal):  # a signalling NaN may not be compared
@@ -356,7 +357,7 @@ def _names(columns: Sequence[Any]) -> tuple[str, ...] | None:
 def _check_type(kind: type, label: str, value: Any) -> None:
     if kind.__name__ in _ABSENT or issubclass(kind, str | Real | Decimal | np.bool_):
         return
-    if issubclass(kind, _DATES):
+    if issubclass(kind, _DATES) or kind.__name__ == "Period":
         raise _date_error(label)
     if issubclass(kind, Complex):
         raise _complex_error(value)

@@ -17,6 +17,9 @@ with needs("reading Parquet needs pyarrow", "cli", "pyarrow"):
 
 Array = NDArray[Any]
 
+#: How many of each unit of time a second has.
+_TICKS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+
 
 def column_names(source: Source) -> list[str]:
     """The names of a file's columns."""
@@ -28,9 +31,9 @@ def batches(
 ) -> Iterator[tuple[int, dict[str, Array], dict[str, Array]]]:
     """So many rows at a time: the number of the first (from 1), some columns as what they are, and some as text.
 
-    Numbers are float64 with NaN for missing, and so are true and false; text, dates and times are text in an object
-    array with None for missing. As text, a number has the digits that the file has of it, and true is True, as in the
-    CSV of the same table.
+    Numbers are float64 with NaN for missing, and so are true and false, and durations in seconds; text, dates and times
+    are text in an object array with None for missing. As text, a number has the digits that the file has of it, and
+    true is True, as in the CSV of the same table.
 
     Args:
         source: The file.
@@ -70,6 +73,9 @@ def _plain(source: Source, name: str, column: Any) -> Array:
         return np.asarray(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
     if pa.types.is_decimal(kind):
         return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
+    if pa.types.is_duration(kind):
+        ticks = column.cast(pa.int64()).cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        return np.asarray(ticks / _TICKS[kind.unit])
     return _text(source, name, column)
 
 
