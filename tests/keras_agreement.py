@@ -85,6 +85,11 @@ def values_and_gradients():
     agree(logits, target, None, "f1", task="multiclass", ignore_index=2, blend=0.3, slope=everywhere)
     agree(*batch("multilabel", pixels=(2,)), "f1", task="multilabel", average="micro", slope=everywhere)
     agree(*batch("multilabel"), "f1", task="multilabel", average="samples", threshold=[0.3, 0.5, 0.6, 0.2])
+    for task in TASKS:
+        logits, target, weight = batch(task)
+        agree(logits, target, weight, "f1", task=task, overlap="min")
+        agree(0 * logits, target, weight, "f1", task=task, blend=0.5)  # a last layer of zeros
+    agree(*batch("binary")[:1], batch("binary")[2] / 2, None, "f1", overlap="min")  # targets between 0 and 1
 
 
 def shapes():

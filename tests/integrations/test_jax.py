@@ -1,5 +1,6 @@
 """The JAX loss is torch's: the same value and gradient for every metric, task and step of the registries."""
 
+import os
 import subprocess
 import sys
 
@@ -263,12 +264,43 @@ class TorchStep(sl.Step):
         ({"scores": jnp.zeros(3)}, r"target must have the input's shape \(3,\); got \(4,\)"),
         ({"sample_weight": jnp.zeros(3)}, r"sample_weight must have one entry a sample, shape \(4,\); got \(3,\)"),
         ({"scores": jnp.zeros((4, 2, 2)), "task": "multiclass", "axis": 0}, "axis must be one of the 3 axes of the sc"),
+        ({"scores": jnp.zeros((4, 4)), "task": "multiclass", "axis": 0}, "axis must be one of the 2 axes of the sco"),
     ],
 )
 def test_what_is_not_supported_says_so(settings, sentence):
     given = {"scores": jnp.zeros(4), "target": jnp.zeros(4, int), "metric": "f1", **settings}
     with pytest.raises((TypeError, ValueError), match=sentence):
         metric_loss(**given)
+
+
+def test_settings_are_known_when_a_function_is_traced():
+    loss = jax.jit(lambda cuts: metric_loss(jnp.zeros(4), jnp.zeros(4, int), "f1", threshold=cuts))
+    sentence = "threshold must be known when the function is traced; got a traced array. Pass numbers or a NumPy array"
+    for cuts in (0.3, [0.3, 0.4]):
+        with pytest.raises(TypeError, match=sentence):
+            loss(cuts)
+
+
+SHARDS = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from stepless.integrations.jax import metric_loss
+rng = np.random.default_rng(0)
+logits, target = jnp.asarray(rng.normal(size=(64, 4))), jnp.asarray(rng.integers(0, 4, 64))
+rows = NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), PartitionSpec("rows"))
+for metric in ("f1", "weighted_kappa"):
+    loss = jax.value_and_grad(lambda z, y: metric_loss(z, y, metric, task="multiclass"))
+    whole, sharded = loss(logits, target), jax.jit(loss)(jax.device_put(logits, rows), jax.device_put(target, rows))
+    assert len(sharded[1].sharding.device_set) == 2
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), whole, sharded)
+"""
+
+
+@pytest.mark.full
+def test_a_sharded_batch_has_one_loss():
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    done = subprocess.run([sys.executable, "-c", SHARDS], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.mark.parametrize("name", TORCH_ONLY)

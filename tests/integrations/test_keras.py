@@ -61,11 +61,44 @@ tuned = sl.tune_threshold(np.array([0.1, 0.4, 0.8]), np.array([0, 1, 1]), "f1", 
 raises("a config cannot hold a Tuning", "f1", from_logits=True, threshold=tuned)
 with pytest.raises(ValueError, match="target must have the input's shape"):
     MetricLoss("f1", from_logits=True)(np.zeros(3), np.zeros(4, np.float32))
+with pytest.raises(ValueError, match="axis must be one of the 2 axes of the scores, but not the samples' own; got 0"):
+    MetricLoss("f1", from_logits=True, task="multiclass", axis=0)(np.zeros(4, int), np.zeros((4, 4), np.float32))
 """
 
 
 def test_errors_say_what_to_do():
     done = run("numpy", "-c", ERRORS)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+REPLICAS = """
+import numpy as np, tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+import keras
+from stepless.integrations.keras import MetricLoss
+X = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+y = (X[:, 0] > 0.8).astype(np.float32)
+loss_fn = MetricLoss("f1", from_logits=True)
+with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(1.0), loss=loss_fn)
+kernel, bias = (tf.constant(values) for values in model.get_weights())
+with tf.GradientTape() as tape:
+    tape.watch(kernel)
+    halves = [loss_fn(y[rows], X[rows] @ kernel + bias) for rows in (slice(0, 32), slice(32, 64))]
+    mean = (halves[0] + halves[1]) / 2
+found = model.fit(X, y, batch_size=64, shuffle=False, verbose=0).history["loss"][0]
+assert abs(found - float(mean)) < 1e-6, (found, float(mean))
+np.testing.assert_allclose(kernel - model.get_weights()[0], tape.gradient(mean, kernel), rtol=1e-4, atol=1e-6)
+"""
+
+
+@pytest.mark.full
+def test_replicas_have_the_mean_of_their_losses():
+    if find_spec("tensorflow") is None:
+        pytest.skip("TensorFlow is not installed")
+    done = run("tensorflow", "-c", REPLICAS)
     assert done.returncode == 0, done.stderr[-4000:]
 
 

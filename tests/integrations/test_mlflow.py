@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from sklearn.datasets import make_classification, make_multilabel_classification
 
 import stepless as sl
@@ -154,6 +155,17 @@ def test_the_active_run_is_used_and_stays_open(store):
         assert mlflow.active_run().info.run_id == run.info.run_id
 
 
+def test_the_active_run_may_have_params_of_its_own(store):
+    outcome = make()
+    with mlflow.start_run():
+        mlflow.log_params({"learning_rate": 1, "seed": "mine"})
+        with pytest.raises(ValueError, match="the active run has other values already for seed, of another comparison"):
+            logging.log(outcome)
+        with mlflow.start_run(nested=True):
+            logging.log(outcome)
+            logging.log(outcome)  # the same once more is no contradiction
+
+
 def test_a_contestant_that_failed_is_a_tag(store):
     outcome = make()
     broken = replace(
@@ -165,8 +177,14 @@ def test_a_contestant_that_failed_is_a_tag(store):
 
 
 def test_what_is_no_model_says_so(store, tmp_path):
-    with pytest.raises(TypeError, match="model must be a fitted MetricClassifier or MetricBooster, or the folder of a"):
+    with pytest.raises(
+        TypeError, match="model must be a fitted MetricClassifier or MetricBooster, a TunedThreshold of"
+    ):
         logging.log_model(sl.MetricClassifier())
+    X, y = table("binary")
+    made = sl.MetricClassifier("f1", model=torch.nn.Linear, epochs=1, random_state=0).fit(X, y)
+    with pytest.raises(TypeError, match="the networks of this model come from a factory, which is code: nothing that"):
+        logging.log_model(made)
     with pytest.raises(sl.ModelFileError):
         logging.log_model(tmp_path / "nothing")
     assert not store.search_runs(["0"]), "nothing was logged"
@@ -186,6 +204,55 @@ def test_categories_are_served_as_what_they_are_categories_of():
     again = mlflow.pyfunc.load_model(logging.log_model(model, input_example=X[:5]).model_uri)
     for rows in (X, X.astype({"kind": object})):
         np.testing.assert_array_equal(again.predict(rows)["label"], model.predict(X))
+
+
+@pytest.mark.usefixtures("store")
+def test_what_is_missing_in_an_example_may_be_missing():
+    X, y = table("binary")
+    place = np.arange(len(X)) % 3
+    X["category"] = pd.Categorical(place)
+    X["whole"] = pd.array(place, "Int64")
+    X["said"] = pd.array(place == 0, "boolean")
+    X["large"] = place.astype(np.uint64)  # which MLflow has no type for
+    X.loc[2, ["category", "whole", "said"]] = None
+    model = sl.MetricClassifier("f1", epochs=2, random_state=0).fit(X, y)
+    again = mlflow.pyfunc.load_model(logging.log_model(model, input_example=X[:5]).model_uri)
+    np.testing.assert_array_equal(again.predict(X)["label"], model.predict(X))
+
+
+@pytest.mark.usefixtures("store")
+def test_rows_without_a_table(fitted):
+    model, X = fitted["binary"]
+    again = mlflow.pyfunc.load_model(logging.log_model(model).model_uri)
+    assert again.predict(X.iloc[0].to_dict())["label"].tolist() == [model.predict(X)[0]]
+    plain = sl.MetricClassifier("f1", epochs=2, random_state=0).fit(X.to_numpy(), table("binary")[1])
+    again = mlflow.pyfunc.load_model(logging.log_model(plain).model_uri)
+    np.testing.assert_array_equal(again.predict(X.to_numpy().tolist())["label"], plain.predict(X.to_numpy()))
+
+
+@pytest.mark.usefixtures("store")
+def test_a_tuned_threshold_is_served():
+    X, y = table("binary")
+    net = sl.MetricClassifier("f1", epochs=2, pos_label="a", random_state=0)
+    tuned = sl.TunedThreshold(net, metric="recall", pos_label="a").fit(X, y)
+    info = logging.log_model(tuned)
+    assert info.metadata["threshold"] == tuned.best_threshold_ != tuned.estimator_.best_threshold_
+    np.testing.assert_array_equal(mlflow.pyfunc.load_model(info.model_uri).predict(X)["label"], tuned.predict(X))
+
+
+@pytest.mark.usefixtures("store")
+def test_options_are_mlflows(fitted, tmp_path):
+    model, X = fitted["binary"]
+    info = logging.log_model(model, metadata={"team": "ours"}, registered_model_name="shipped")
+    assert info.metadata == {"team": "ours", "task": "binary", "metric": "f1", "threshold": model.best_threshold_}
+    again = mlflow.pyfunc.load_model("models:/shipped/1")
+    np.testing.assert_array_equal(again.predict(X)["label"], model.predict(X))
+    logging.save_model(model, tmp_path / "more", extra_pip_requirements=["numpy"])
+    ours, more = (tmp_path / "more" / "requirements.txt").read_text().split()[-2:]
+    assert ours.startswith("stepless[")
+    assert more == "numpy"
+    logging.save_model(model, tmp_path / "own", pip_requirements=["./stepless.whl"], input_example=X[:2])
+    assert "stepless[" not in (tmp_path / "own" / "requirements.txt").read_text()
 
 
 @pytest.mark.usefixtures("store")

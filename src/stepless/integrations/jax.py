@@ -23,7 +23,9 @@ def metric_loss(
     """The distance of a metric from its best value, as a function that ``jit``, ``vmap`` and ``grad`` take.
 
     Everything but the arrays is settled when the function is traced: close over it, or name it static to ``jit``. A
-    class index that is no class makes the loss NaN, because a compiled function cannot raise.
+    class index that is no class makes the loss NaN, because a compiled function cannot raise. Under ``jit`` a batch
+    that is sharded over devices has one loss; within ``shard_map`` and ``pmap`` the loss is that of a device's own
+    rows, and the mean of such losses is not that of the batch.
 
     Args:
         scores: ``(N, …)`` binary; multiclass and multilabel ``(N, …, K)``, the classes last, as in flax.
@@ -45,6 +47,12 @@ def metric_loss(
         >>> jax.grad(metric_loss)(logits, target, "f1").shape
         (4,)
     """
+    for name, value in settings.items():
+        if any(isinstance(part, jax.core.Tracer) for part in jax.tree.leaves(value)):
+            raise TypeError(
+                f"{name} must be known when the function is traced; got a traced array. Pass numbers or a NumPy array,"
+                " or name it static to jit."
+            )
     arrays = [_array(name, x) for name, x in (("scores", scores), ("target", target), ("sample_weight", sample_weight))]
     with jax.default_matmul_precision("highest"):  # an accelerator's own precision cannot count past 256
         return array_loss(metric, settings)(*arrays, axis=axis)

@@ -17,6 +17,7 @@ try:
     import keras
     from keras import ops
     from keras.src import backend  # it knows the masks of arrays that take no attribute; nothing public does
+    from keras.src.losses import loss as losses  # it knows of how many replicas the losses are added up
 
     from stepless.integrations.keras_arrays import KerasArray
 except ModuleNotFoundError as error:
@@ -38,7 +39,10 @@ except ModuleNotFoundError as error:
 class MetricLoss(keras.losses.Loss):
     """Train a Keras model on a metric of the confusion matrix: pass it as ``loss`` to ``compile``.
 
-    The loss is that of the whole batch, and not a mean over samples: sample weights and masks weigh the counts.
+    The loss is that of the whole batch, and not a mean over samples: sample weights and masks weigh the counts. Where
+    ``tf.distribute`` divides a batch it is the mean of the parts' losses, which is not the same; JAX's ``DataParallel``
+    has the loss of the whole. A saved model holds the loss: import this module before ``load_model``, or pass it
+    ``compile=False``.
 
     Args:
         metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
@@ -87,7 +91,7 @@ class MetricLoss(keras.losses.Loss):
             if mask is not None:
                 weight = _masked(weight, _one_an_entry(ops.cast(mask, wide), entries))
             weighed = None if weight is None else KerasArray(weight)
-            return self._loss(KerasArray(y_pred), KerasArray(y_true), weighed, axis=self.axis).value
+            return _shared(self._loss(KerasArray(y_pred), KerasArray(y_true), weighed, axis=self.axis).value)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """The loss of a batch without weights."""
@@ -144,6 +148,12 @@ def _mask_of(y_pred: Any) -> Any:
     if hasattr(backend, "get_keras_mask"):
         return backend.get_keras_mask(y_pred)
     return getattr(y_pred, "_keras_mask", None)  # Keras 3.5 has no other place for it
+
+
+def _shared(loss: Any) -> Any:
+    """The share in the loss of one of TensorFlow's replicas, as Keras's own losses have it."""
+    scale = getattr(losses, "scale_loss_for_distribution", None)  # Keras 3.5 has none
+    return loss if scale is None else scale(loss)
 
 
 def _one_an_entry(weight: Any, axes: int) -> Any:

@@ -93,10 +93,11 @@ class KerasArray:
         lambda self, _of=function: KerasArray(_of(self.value))
         for function in (ops.negative, ops.absolute, ops.logical_not)
     )
-    __add__, __sub__, __mul__, __truediv__, __pow__, __matmul__, __and__ = (
+    __add__, __sub__, __mul__, __truediv__, __pow__, __matmul__, __and__, __or__ = (
         lambda self, other, _of=function: KerasArray(_of(self.value, _plain(other)))
         for function in (
             ops.add, ops.subtract, ops.multiply, _divide, ops.power, ops.matmul, ops.logical_and,
+            ops.logical_or,
         )
     )  # fmt: skip
     __lt__, __le__, __gt__, __ge__, __eq__, __ne__ = (  # type: ignore[assignment]
@@ -154,6 +155,11 @@ class _Namespace:
     def asarray(values: Any, dtype: Any) -> KerasArray:
         """Nested numbers as an array."""
         return KerasArray(ops.convert_to_tensor(np.asarray(values), dtype=dtype))
+
+    @staticmethod
+    def logaddexp(first: KerasArray, second: KerasArray) -> KerasArray:
+        """log(e^first + e^second). Keras's own has not the slope in TensorFlow where the two are equal."""
+        return second + KerasArray(ops.softplus((first - second).value))
 
     @staticmethod
     def promote_types(first: Any, second: Any) -> str:

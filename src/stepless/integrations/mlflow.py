@@ -20,7 +20,7 @@ with needs("stepless.integrations.mlflow needs MLflow and pandas", "mlflow", "ml
     import mlflow
     import mlflow.pyfunc
     import pandas as pd
-    from mlflow.types.schema import AnyType, ColSpec, Schema
+    from mlflow.types.schema import AnyType, ColSpec, DataType, Schema
 
 # After MLflow: without it the fix is its own extra, which brings what these need
 from stepless.loading import load
@@ -57,15 +57,14 @@ def log(outcome: Outcome, model: Any = None, *, name: str = "model", **options: 
         params = {field: getattr(outcome, field) for field in _PARAMS}
         params |= {field: getattr(outcome, field) for field in _OPTIONAL if getattr(outcome, field) is not None}
         params |= {f"metric.{option}": value for option, value in outcome.metric_options.items()}
-        try:
-            mlflow.log_params({field: str(value)[:_LONGEST_PARAM] for field, value in params.items()})
-        except mlflow.MlflowException as error:
-            if "Changing param values" not in str(error):
-                raise
+        texts = {field: str(value)[:_LONGEST_PARAM] for field, value in params.items()}
+        held = mlflow.get_run(run.info.run_id).data.params
+        if other := [field for field, text in texts.items() if held.get(field, text) != text]:
             raise ValueError(
-                "the active run holds another comparison already, and a run has one; end it, or log this one in"
-                " mlflow.start_run(nested=True)."
-            ) from None
+                f"the active run has other values already for {', '.join(other)}, of another comparison or of your own,"
+                " and MLflow changes no param; end it, or log this one in mlflow.start_run(nested=True)."
+            )
+        mlflow.log_params(texts)
         mlflow.set_tags(
             {"stepless.verdict": outcome.verdict[:_LONGEST_TAG], "stepless.version": library_versions()["stepless"]}
         )
@@ -86,13 +85,14 @@ def log_model(model: Any, name: str = "model", *, input_example: Any = None, **o
     What serves says of each row: its probability, the decision at the model's own threshold, and the label.
 
     Args:
-        model: A fitted `stepless.MetricClassifier` or `stepless.MetricBooster`, or the folder that one was saved to.
+        model: A fitted `stepless.MetricClassifier` or `stepless.MetricBooster`, a `stepless.TunedThreshold` of one, or
+            the folder that one was saved to.
         name: Of the model.
         input_example: A few rows, from which MLflow also reads the columns and their types.
-        options: For ``mlflow.pyfunc.log_model``, such as ``registered_model_name``.
+        options: For ``mlflow.pyfunc.log_model``, such as ``registered_model_name`` or ``metadata``.
     """
     with _folder(model) as folder, _run():
-        return mlflow.pyfunc.log_model(name=name, **_flavour(folder, input_example), **options)
+        return mlflow.pyfunc.log_model(name=name, **_flavour(folder, input_example, options))
 
 
 def save_model(model: Any, path: str | os.PathLike[str], *, input_example: Any = None, **options: Any) -> None:
@@ -105,7 +105,7 @@ def save_model(model: Any, path: str | os.PathLike[str], *, input_example: Any =
         options: For ``mlflow.pyfunc.save_model``.
     """
     with _folder(model) as folder:
-        mlflow.pyfunc.save_model(path, **_flavour(folder, input_example), **options)
+        mlflow.pyfunc.save_model(path, **_flavour(folder, input_example, options))
 
 
 class Served:
@@ -133,7 +133,8 @@ class Served:
             raise ValueError(f"a model decides at its own threshold and takes no parameters; got {', '.join(params)}.")
         estimator, model = self.estimator, self.estimator.model_
         if isinstance(model_input, dict | list) and model.features.names is not None:
-            model_input = pd.DataFrame(model_input)
+            one = isinstance(model_input, dict) and not any(map(pd.api.types.is_list_like, model_input.values()))
+            model_input = pd.DataFrame([model_input] if one else model_input)
         probabilities = estimator.predict_proba(model_input)
         decided = model.decide_of(model.decision_of(probabilities))
         labels = model.labels_of(decided)
@@ -146,7 +147,7 @@ class Served:
             else:
                 columns |= {f"decision.{c}": d for c, d in zip(model.classes, decided.T, strict=True)}
                 columns |= {f"label.{c}": value for c, value in zip(model.classes, labels.T, strict=True)}
-        return pd.DataFrame(columns, index=getattr(model_input, "index", None))
+        return pd.DataFrame(columns, index=model_input.index if isinstance(model_input, pd.DataFrame) else None)
 
 
 def _load_pyfunc(path: str) -> Served:
@@ -190,10 +191,16 @@ def _folder(model: Any) -> Iterator[str]:
         load(model)  # what cannot be loaded is not logged
         yield os.fspath(model)
         return
-    if not hasattr(model, "save") or not hasattr(model, "model_"):
+    fitted = getattr(model, "model_", None) or getattr(getattr(model, "estimator_", None), "model_", None)
+    if not hasattr(model, "save") or fitted is None:
         raise TypeError(
-            "model must be a fitted MetricClassifier or MetricBooster, or the folder of a saved one; got"
-            f" {type(model).__name__}."
+            "model must be a fitted MetricClassifier or MetricBooster, a TunedThreshold of one, or the folder of a"
+            f" saved one; got {type(model).__name__}."
+        )
+    if any(member.kind == "factory" for member in fitted.members):
+        raise TypeError(
+            "the networks of this model come from a factory, which is code: nothing that MLflow loads by itself can"
+            " hold it. Log a model that was fitted without model=."
         )
     with tempfile.TemporaryDirectory() as parent:
         folder = os.path.join(parent, "stepless_model")
@@ -201,43 +208,46 @@ def _folder(model: Any) -> Iterator[str]:
         yield folder
 
 
-def _flavour(folder: str, input_example: Any) -> dict[str, Any]:
-    """What MLflow is told of a model."""
+def _flavour(folder: str, input_example: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """What MLflow is told of a model; what the user says comes first."""
     estimator = load(folder)
     model = estimator.model_
     kinds = {member.kind for member in model.members}
     extras = ",".join(["mlflow", "sklearn", *sorted(kinds & {"lightgbm", "xgboost", "catboost"})])
     threshold = list(model.threshold) if isinstance(model.threshold, tuple) else model.threshold
-    flavour: dict[str, Any] = {
-        "loader_module": __name__,
-        "data_path": folder,
-        "pip_requirements": [f"stepless[{extras}]=={library_versions()['stepless']}"],
-        "metadata": {"task": model.task, "metric": model.metric, "threshold": threshold},
-    }
+    ours = {"task": model.task, "metric": model.metric, "threshold": threshold}
+    flavour: dict[str, Any] = {"loader_module": __name__, "data_path": folder}
+    if not {"conda_env", "pip_requirements"} & options.keys():
+        more = options.pop("extra_pip_requirements", None) or []  # MLflow takes these or the others, not both
+        more = [f"-r {more}"] if isinstance(more, str) else more
+        flavour["pip_requirements"] = [f"stepless[{extras}]=={library_versions()['stepless']}", *more]
     if input_example is not None:
         if type(input_example).__module__.startswith("polars"):  # which MLflow does not read
             input_example = pd.DataFrame(input_example.to_dict(as_series=False))
-        told = _signature(input_example, Served(estimator).predict(input_example))
-        flavour |= {"input_example": _without_categories(input_example), "signature": told}
-    return flavour
+        flavour["input_example"] = _plain(input_example)
+        if "signature" not in options:
+            flavour["signature"] = _signature(input_example, Served(estimator).predict(input_example))
+    return flavour | options | {"metadata": (options.get("metadata") or {}) | ours}
 
 
-def _categories(rows: Any) -> dict[str, Any]:
-    """The columns of pandas's categories, and what they are categories of."""
-    found = rows.select_dtypes("category") if hasattr(rows, "select_dtypes") else {}
-    return {name: found[name].cat.categories.dtype for name in found}
+def _unknown(rows: Any) -> list[Any]:
+    """The columns of types that MLflow does not have."""
+    return list(rows.select_dtypes(["category", "uint64"])) if isinstance(rows, pd.DataFrame) else []
 
 
-def _without_categories(rows: Any) -> Any:
-    return rows.astype(categories) if (categories := _categories(rows)) else rows
+def _plain(rows: Any) -> Any:
+    return rows.astype(dict.fromkeys(unknown, object)) if (unknown := _unknown(rows)) else rows
 
 
 def _signature(rows: Any, predicted: pd.DataFrame) -> Any:
-    """The columns and their types. MLflow has none for categories, and refuses them where it is told what they hold."""
-    told = mlflow.models.infer_signature(_without_categories(rows), predicted)
-    if categories := _categories(rows):
-        anything: Any = AnyType  # which says no types
+    """The columns and their types; where MLflow has none, or would refuse what it is told of, it is told no type."""
+    told = mlflow.models.infer_signature(_plain(rows), predicted)
+    if isinstance(rows, pd.DataFrame):
+        unknown, anything = _unknown(rows), AnyType()  # type: ignore[no-untyped-call]
+        whole = (DataType.integer, DataType.long, DataType.boolean)  # of which MLflow lets none be missing
         told.inputs = Schema([
-            ColSpec(anything(), column.name) if column.name in categories else column for column in told.inputs.inputs
+            ColSpec(anything, column.name)
+            if column.name in unknown or (column.type in whole and not column.required) else column
+            for column in told.inputs.inputs
         ])  # fmt: skip
     return told
