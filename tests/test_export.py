@@ -44,7 +44,7 @@ class TestLabels:
     @pytest.mark.parametrize("task", TASKS)
     def test_mixed_columns(self, task, tmp_path):
         label = check(balanced(task, frame()), unlike(), tmp_path)
-        assert len(np.unique(label, axis=0)) > 1
+        assert len(set(map(str, label))) > 1
 
     @pytest.mark.parametrize("task", TASKS)
     def test_numbers_alone(self, task, tmp_path):
@@ -56,7 +56,7 @@ class TestLabels:
         more = random.normal(size=(10_000, 6))
         more[random.random(more.shape) < 0.05] = np.nan
         label = check(model, more, tmp_path)
-        assert len(np.unique(label, axis=0)) > 1
+        assert len(set(map(str, label))) > 1
         assert input_names(model.features) == ("X",)
 
     @pytest.mark.parametrize(

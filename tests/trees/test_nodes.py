@@ -206,11 +206,22 @@ class TestPaths:
         X = frame(300)
         member = trees(library, matrix_of(X), **params)
         attributes = make_forest(member).attributes
-        alone = np.equal(attributes["nodes_truenodeids"], attributes["nodes_falsenodeids"])
+        ends = [np.array(attributes[f"nodes_{side}nodeids"]) for side in ("true", "false")]
+        leaves = np.multiply(attributes["nodes_trueleafs"], attributes["nodes_falseleafs"]) == 1
+        alone = np.subtract(*(attributes["leaf_weights"][np.where(leaves, end, 0)] for end in ends))[leaves] == 0
         assert alone.any()
-        assert alone.all() != some
+        assert (alone.all() and leaves.all()) != some
         model = make_model(X=X, members=(member,), weights=(1.0,), threshold=0.123)
         check(model, frame(1000, seed=2), tmp_path, TOLERANCE[library])
+
+    @pytest.mark.parametrize("library", ["lightgbm", "xgboost", "catboost"])
+    @pytest.mark.parametrize("task", ["binary", "multiclass"])
+    def test_the_children_of_a_split_have_two_numbers(self, library, task):
+        """A split and a leaf of one number are the same to onnxruntime before 1.24, which decides otherwise then."""
+        grown = {"grow_policy": "Lossguide"} if library == "catboost" else {}
+        for rounds in (1, 7, 25):
+            attributes = make_forest(trees(library, matrix_of(frame(300)), task, rounds=rounds, **grown)).attributes
+            assert not np.equal(attributes["nodes_truenodeids"], attributes["nodes_falsenodeids"]).any()
 
 
 class TestFile:

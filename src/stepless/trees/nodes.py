@@ -8,7 +8,7 @@ compares and adds in float32, and so does the graph of its trees.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -89,6 +89,7 @@ def _attributes(trees: list[Tree], targets: list[int], dtype: Any, mode: int) ->
     splits = np.array([len(tree.feature) for tree in trees])
     leaves = np.array([len(tree.leaf) for tree in trees])
     first_split, first_leaf = np.cumsum(splits) - splits, np.cumsum(leaves) - leaves
+    trees = [_told_apart(tree, gap) for tree, gap in zip(trees, first_split - first_leaf, strict=True)]
     attributes: dict[str, Any] = {
         "aggregate_function": _SUM,
         "post_transform": _NO_TRANSFORM,
@@ -107,11 +108,26 @@ def _attributes(trees: list[Tree], targets: list[int], dtype: Any, mode: int) ->
 
 
 def _split(tree: Tree) -> Tree:
-    """With a split at least, which ONNX wants: of a tree of one leaf, both ways lead there."""
+    """With a split at least, which ONNX wants: of a tree of one leaf, both ways lead to one like it."""
     if len(tree.feature):
         return tree
-    nothing, leaf = np.zeros(1, np.int64), np.array([-1])
-    return Tree(nothing, np.zeros(1), leaf, leaf, tree.leaf)
+    return Tree(np.zeros(1, np.int64), np.zeros(1), np.array([-1]), np.array([-2]), np.repeat(tree.leaf, 2))
+
+
+def _told_apart(tree: Tree, gap: int) -> Tree:
+    """The tree with its leaves in an order in which no split has a split and a leaf of one number for children.
+
+    onnxruntime takes them for the same before 1.24, and a leaf that is both children of a split for nothing in later
+    versions too, and is wrong without a word. Splits and leaves are numbered apart; ``gap`` is by how much the first
+    split's number exceeds the first leaf's.
+    """
+    count, sides = len(tree.leaf), np.stack([tree.left, tree.right])
+    mixed = sides[:, (sides < 0).sum(0) == 1]
+    # each such split rules out one rotation, and they are fewer than the leaves
+    taken = (mixed.max(0) + gap - ~mixed.min(0)) % count
+    turn = int(np.setdiff1d(np.arange(count), taken)[0])
+    left, right = np.where(sides < 0, ~((~sides + turn) % count), sides)
+    return replace(tree, left=left, right=right, leaf=np.roll(tree.leaf, turn))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
