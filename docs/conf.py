@@ -9,6 +9,7 @@ os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # plain files will do 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 import torch
+from sphinx.application import Sphinx
 
 import stepless
 
@@ -105,3 +106,8 @@ html_theme_options = {
         "color-background-secondary": "#1a1e23",
     },
 }
+
+
+def setup(app: Sphinx) -> None:
+    """Leave out the fields of named tuples: the signature has them, and "Alias for field number 0" says no more."""
+    app.connect("autodoc-skip-member", lambda *given: True if type(given[3]).__name__ == "_tuplegetter" else None)

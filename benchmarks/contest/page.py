@@ -46,35 +46,35 @@ _SIZES = ((0, 500), (500, 1000), (1000, 2000), (2000, 10**9))
 
 INTRO = """# The contest
 
-Who is best at the metric that is reported? Every contestant is fitted on the same folds, and everything it chooses is
-chosen on its training part. Networks have the same layers, epochs and optimiser: those of a default `MetricClassifier`.
-Tables above {limit:,} rows are subsampled to that; there are {folds} folds, and seeds are fixed in
-`benchmarks/contest/config.json`. Boosters of other libraries have {trees} trees and their defaults otherwise. *Tuned*
-is scikit-learn's `TunedThresholdClassifierCV`; where there are several classes or labels, offsets or thresholds by
+Which contestant is best at the reported metric? All are fitted on the same folds, and all choices are made on the
+training part. The networks have the same layers, epochs and optimiser, those of a default `MetricClassifier`. Tables
+with more than {limit:,} rows are subsampled to that number. There are {folds} folds, and seeds are fixed in
+`benchmarks/contest/config.json`. Boosters of other libraries have {trees} trees, and otherwise their defaults. *Tuned*
+means scikit-learn's `TunedThresholdClassifierCV` or, with several classes or labels, the offsets or thresholds of
 `TunedThreshold`. `MetricLoss` is that loss with its defaults, in a plain loop, at ½ or argmax. AnyLoss, SOL and soft
 sets are as published.
 
-The recipe is developed on one half of the sets and confirmed on the other. Two parts of it came after the confirmation
-half had been run: how much a leaf may say, and how much of a table of several classes a tree sees. Both were decided on
-development sets, but half of the second was looked for because of what the other half had shown: that a tree sees at
-least ten columns, after tables of 6 and 8 had lost by seeing fewer. A third, coarser bins, was better on the
-development half and worse on two tables of the other, and was not kept. Both estimators were then run again on all sets
-of both halves. After that came two more parts of `MetricClassifier` for two classes: a linear member that has
-converged, because on tables made for the purpose, of neither half, it had not; and trees that see a part of rows and
-columns, looked for on development sets, where `CatBoost, tuned` was near. `MetricClassifier` was run once more on all
-sets of two classes, and nothing was changed since.
+The recipe was developed on one half of the data sets and confirmed on the other. Two parts of it came after the
+confirmation half had been run: a limit on the value of a leaf, and the part of a table of several classes that a tree
+sees. Both were decided on development sets. But one detail of the second was prompted by the other half: a tree sees at
+least ten columns, because tables of 6 and 8 had lost by seeing fewer. A third part, coarser bins, was better on the
+development half but worse on two tables of the other, and was not kept. Both estimators were then run again on all sets
+of both halves. After that, `MetricClassifier` got two more parts for two classes: a linear member that converges,
+because on tables made for this test, which are in neither half, it had not; and trees that see a part of the rows and
+columns, searched for on the development sets where `CatBoost, tuned` was close. `MetricClassifier` was run once more on
+all sets of two classes, and nothing has changed since.
 
-Of three classes and more half of `MetricLoss` is cross-entropy, unless it is told otherwise; of two, and of labels, it
-is the metric alone. That came last. Shares from 0.1 to 0.85 were tried on the development sets, with two seeds: from
-0.3 to 0.5 they are alike: before cross-entropy on macro F1, and level with it on MCC. Both 0.4 and ½ have run on the
-confirmation sets, ½ already before, and ½ was kept: it is what `MetricClassifier` trains its own networks with, and a
-little better, by no more than another machine's rounding changes.
+With three classes or more, half of `MetricLoss` is cross-entropy by default; with two classes, and with labels, it is
+the metric alone. This was decided last. Shares from 0.1 to 0.85 were tried on the development sets, with two seeds.
+From 0.3 to 0.5 they do equally well: ahead of cross-entropy on macro F1, and level with it on MCC. Both 0.4 and ½ were
+run on the confirmation sets, ½ already before this. ½ was kept, because `MetricClassifier` trains its own networks with
+it, and because it is slightly better, though by no more than rounding differs between machines.
 
-Seconds are of a processor, and what a fit takes alone; what fits have in common was made once (`stepless.shared_fits`
-for ours).
+Seconds are CPU seconds of a fit by itself; what several fits have in common was computed once (by
+`stepless.shared_fits` for ours).
 
-A set counts for a metric when every contestant has finished it; one that has finished far fewer sets than the others is
-named, and left out until it has caught up. This page is rendered from `benchmarks/contest/results` by
+A set counts for a metric once every contestant has finished it. A contestant that has finished far fewer sets than the
+others is named, and left out until it has caught up. This page is rendered from `benchmarks/contest/results` by
 `benchmarks/contest/page.py`.
 """
 
@@ -83,10 +83,10 @@ def render(records: Sequence[Record]) -> str:
     """The whole page."""
     parts = [
         INTRO.format(limit=CONFIG["row_limit"], folds=CONFIG["folds"], trees=CONFIG["trees"]),
-        "## How far it is",
+        "## Progress",
         _progress(records),
         _cost(records),
-        "## What was asked, and what was found",
+        "## Goals and results",
         _claims(records),
     ]
     for task in ("binary", "multiclass", "multilabel"):
@@ -100,7 +100,7 @@ def render(records: Sequence[Record]) -> str:
         if found is not None:
             parts += [f"## {metric} with all rows", _at_size(found)]
     parts += ["## What each part contributes", _parts(records)]
-    parts += ["## Where it helps, and where not", _where(records), *_pictures(records), _made(records)]
+    parts += ["## Where it helps, and where it does not", _where(records), *_pictures(records), _made(records)]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
@@ -133,7 +133,7 @@ def _progress(records: Sequence[Record]) -> str:
                 found = _standing(records, task, half, metric)
                 row.append(f"{0 if found is None else len(found.records)} of {len(CONFIG['halves'][half][task])}")
             slow = _behind(records, task, metric)
-            row.append(", ".join(f"{name} ({count})" for name, count in slow.items()) or "nobody")
+            row.append(", ".join(f"{name} ({count})" for name, count in slow.items()) or "none")
             rows.append(row)
     return _rows(["task", "metric", *(f"{half} sets finished" for half in HALVES), "left out (sets done)"], rows)
 
@@ -144,9 +144,9 @@ def _cost(records: Sequence[Record]) -> str:
     quick = [r for r in records if r["set"] in CONFIG["quick"]]
     minutes = _seconds(quick, CONFIG["quick_metrics"]) / 60 / PROCESSORS
     return (
-        f"All of this took {hours:.1f} hours of a processor, of several machines, so {hours / PROCESSORS:.1f} hours of"
-        f" {PROCESSORS} (asked: at most {MOST_HOURS}); the quick contest's part of it, without the parts of the recipe,"
-        f" {minutes:.0f} minutes of {PROCESSORS} (asked: at most {MOST_MINUTES})."
+        f"All of this took {hours:.1f} CPU hours on several machines, or {hours / PROCESSORS:.1f} hours on {PROCESSORS}"
+        f" processors (goal: at most {MOST_HOURS}). The quick contest alone, without the ablations, takes {minutes:.0f}"
+        f" minutes on {PROCESSORS} processors (goal: at most {MOST_MINUTES})."
     )
 
 
@@ -186,7 +186,7 @@ def _table(found: Standing) -> str:
         numbers = f"{found.of(name).mean():.4f}", f"{ranks[name]:.2f}"
         rows.append([title, *numbers, *duels, found.collapses(name), f"{found.seconds(name):.2f}"])
     head = ["contestant", "mean", "mean rank", f"wins/ties/losses against {TUNED_NET}", f"against {TUNED_TREES}",
-            "collapses", "seconds a fit"]  # fmt: skip
+            "collapses", "seconds per fit"]  # fmt: skip
     return _rows(head, rows)
 
 
@@ -203,7 +203,7 @@ def _at_size(found: Standing) -> str:
     sets = [f"{r['set'].removesuffix(ALL)}, {r['rows']:,} rows" for r in found.records]
     best = [max(found.names, key=lambda n, i=i: found.of(n)[i]) for i in range(len(sets))]
     first = ", ".join(f"{name} on {of.split(',')[0]}" for name, of in zip(best, sets, strict=True))
-    said = f"Whether the order holds at size, with the seconds of a fit. First: {first}."
+    said = f"Does the order hold on large tables? Seconds per fit are in brackets. First: {first}."
     return f"{said}\n\n{_rows(['contestant', 'mean rank', *sets], rows)}"
 
 
@@ -222,34 +222,34 @@ def _claims(records: Sequence[Record]) -> str:
                     there = sum(len(CONFIG["halves"][name][task]) for name in HALVES if half in (BOTH, name))
                     sets = f"{half}, {len(found.records)} of {there}"
                     rows += [[f"{metric}, {task}", sets, *claim] for claim in _claims_of(found)]
-    return _rows(["metric", "sets so far", "asked", "found", ""], rows) if rows else "No metric is finished on any set."
+    return _rows(["metric", "sets so far", "goal", "result", ""], rows) if rows else "No metric is finished on any set."
 
 
 def _claims_of(found: Standing) -> list[tuple[str, str, str]]:
     claims = []
 
     def claim(asked: str, text: str, *, held: bool) -> None:
-        claims.append((asked, text, "held" if held else "**missed**"))
+        claims.append((asked, text, "met" if held else "**missed**"))
 
     ranks = found.ranks()
     nets = found.ranks([name for name in ranks if is_network(name)])
     best = min(nets, key=lambda n: nets[n])
-    text = f"first among them is {best} ({nets[best]:.2f}), it has {nets['MetricClassifier']:.2f}"
-    claim("`MetricClassifier` first among networks and linear models", text, held=best == "MetricClassifier")
+    text = _first(best, nets, "MetricClassifier")
+    claim("`MetricClassifier` is first among networks and linear models", text, held=best == "MetricClassifier")
     best = min(ranks, key=lambda n: ranks[n])
-    claim("one of ours first of all", f"first is {best} ({ranks[best]:.2f})", held=best.startswith("Metric"))
+    claim("one of ours is first overall", f"first: {best} ({ranks[best]:.2f})", held=best.startswith("Metric"))
     duel = found.duel("MetricClassifier", TUNED_NET)
-    claim(f"60 % strict wins of `MetricClassifier` against {TUNED_NET} (75 % striven for)",
+    claim(f"on 60 % of the sets (hoped for: 75 %), `MetricClassifier` strictly beats {TUNED_NET}",
           f"{duel}: {duel.share:.0%}, P(better) {duel.surely:.2f}", held=duel.share >= 0.6)  # fmt: skip
     duel = found.duel("MetricBooster", TUNED_TREES)
-    claim(f"more wins than losses of `MetricBooster` against {TUNED_TREES}",
+    claim(f"`MetricBooster` wins more often than it loses against {TUNED_TREES}",
           f"{duel}: {duel.share:.0%}, P(better) {duel.surely:.2f}", held=duel.wins > duel.losses)  # fmt: skip
     rivals = [n for n in TUNED_BOOSTERS if n in found.names]
     rival = min(rivals, key=lambda n: ranks[n])
     first = min(("MetricClassifier", "MetricBooster"), key=lambda n: ranks[n])
     duel = found.duel(first, rival)
     text = f"{first} against {rival} {duel}: {duel.share:.0%}, P(better) {duel.surely:.2f}"
-    claim("65 % strict wins of ours against the best tuned booster (striven for)", text, held=duel.share >= 0.65)
+    claim("hoped for: on 65 % of the sets, ours strictly beats the best tuned booster", text, held=duel.share >= 0.65)
     collapses = found.collapses("MetricClassifier") + found.collapses("MetricBooster")
     claim("no collapse", f"{collapses}", held=collapses == 0)
     published = [name for name in PUBLISHED if name in found.names]
@@ -257,9 +257,15 @@ def _claims_of(found: Standing) -> list[tuple[str, str, str]]:
         return claims
     alone = found.ranks(["MetricLoss", PLAIN, *published])
     best = min(alone, key=lambda n: alone[n])
-    text = f"first is {best} ({alone[best]:.2f}), it has {alone['MetricLoss']:.2f}"
-    claim(f"`MetricLoss` in a plain loop before {PLAIN} and everything published", text, held=best == "MetricLoss")
+    text = _first(best, alone, "MetricLoss")
+    claim(f"`MetricLoss` in a plain loop beats {PLAIN} and everything published", text, held=best == "MetricLoss")
     return claims
+
+
+def _first(best: str, ranks: dict[str, float], ours: str) -> str:
+    """Who has the best mean rank, and that of ours if it is another."""
+    first = f"first: {best} ({ranks[best]:.2f})"
+    return first if best == ours else f"{first}; {ours} has {ranks[ours]:.2f}"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -283,18 +289,14 @@ def _where(records: Sequence[Record]) -> str:
                 if duel.losses >= duel.wins and len(keep) >= FEWEST:
                     words.append(
                         f"- {metric}, {label}: {one} wins {duel.wins} and loses {duel.losses} of {_sets(len(keep))}"
-                        f" against {other} ({gain:+.4f} at the mean)."
+                        f" against {other} (mean gain {gain:+.4f})."
                     )
             rows.append(row)
     if not rows:
         return "No metric is finished on any set."
-    table = _rows(["metric", "sets", "how many", f"MetricClassifier against {TUNED_NET}: wins/ties/losses, mean gain",
+    table = _rows(["metric", "group", "sets", f"MetricClassifier against {TUNED_NET}: wins/ties/losses, mean gain",
                    f"MetricBooster against {TUNED_TREES}"], rows)  # fmt: skip
-    said = (
-        f"Groups of {FEWEST} sets or more on which it does not win more often than it loses:\n\n" + "\n".join(words)
-        if words
-        else ""
-    )
+    said = f"Groups of {FEWEST} sets or more without more wins than losses:\n\n" + "\n".join(words) if words else ""
     return "\n\n".join(part for part in (table, said) if part)
 
 
@@ -310,14 +312,14 @@ def _parts(records: Sequence[Record]) -> str:
                 whole, rival = name.partition(",")[0], TUNED_NET if name.startswith("MetricC") else TUNED_TREES
                 duel = found.duel(name, whole)
                 if name != whole and duel.wins >= duel.losses:
-                    words.append(f"- {name}: wins {duel.wins} and loses {duel.losses} against the whole.")
+                    words.append(f"- {name}: wins {duel.wins} and loses {duel.losses} against the full estimator.")
                 duels = ["" if name == whole else str(found.duel(name, whole)), f"{found.duel(name, rival)} ({rival})"]
                 rows.append([name, f"{found.of(name).mean():.4f}", f"{rank:.2f}", *duels, f"{found.seconds(name):.2f}"])
-            head = ["what is left", "mean", "mean rank among these", "wins/ties/losses against the whole",
-                    "against its rival", "seconds a fit"]  # fmt: skip
+            head = ["variant", "mean", "mean rank among these", "wins/ties/losses against the full estimator",
+                    "against its rival", "seconds per fit"]  # fmt: skip
             tables.append(f"{metric}, {_sets(len(found.records))}\n\n{_rows(head, rows)}")
             if words:
-                tables.append("What can be left out here without a loss:\n\n" + "\n".join(words))
+                tables.append("Variants that are no worse here:\n\n" + "\n".join(words))
     return "\n\n".join(tables) or "Not measured so far."
 
 
@@ -369,9 +371,9 @@ def _pictures(records: Sequence[Record]) -> list[str]:
             name, of = picture_name(metric), f"{metric} on {_sets(len(found.records))} of both halves"
             parts += [
                 f"## Pictures: {of}",
-                f"![Mean ranks, and bars that join those not told apart at 5 %](contest/ranks_{name}.svg)",
-                f"![Sets on which the row's contestant beats the column's](contest/wins_{name}.svg)",
-                f"![Gain over {TUNED_NET} by the share of the rarer class and by size](contest/gain_{name}.svg)",
+                f"![Mean ranks; bars join those that cannot be told apart at 5 %](contest/ranks_{name}.svg)",
+                f"![Number of sets on which the row's contestant beats the column's](contest/wins_{name}.svg)",
+                f"![Gain over {TUNED_NET}, by the share of the rarer class and by size](contest/gain_{name}.svg)",
             ]
     return parts
 

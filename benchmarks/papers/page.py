@@ -21,30 +21,30 @@ _SIDE_BY_SIDE = 2  #: processes
 _ASKED = (
     ("AnyLoss's logistic units on 89 sets", ("anyloss_3_slp",), 15),
     ("AnyLoss's hidden layers on 89 sets", ("anyloss_3_mlp",), 40),
-    ("everything that ran on processors", (), 180),
+    ("everything that ran on CPUs", (), 180),
 )
 
 _HEAD = """\
 # The papers, reproduced
 
-What three papers print, run again with `stepless`'s public names, beside an honest rival (cross-entropy, and a
-threshold tuned on held-out scores) and, where it has run, beside `MetricClassifier` as it comes. Made by
-`benchmarks/papers/page.py` from `benchmarks/papers/results`; protocols, seeds and tolerances were stated before
-running, in `benchmarks/papers/config`.
+The published results of three papers, run again with `stepless`'s public names. Beside them are an honest rival
+(cross-entropy with a threshold tuned on held-out scores) and, where it was run, `MetricClassifier` with its defaults.
+Protocols, seeds and tolerances were fixed before running, in `benchmarks/papers/config`. This page is made by
+`benchmarks/papers/page.py` from `benchmarks/papers/results`.
 
-*Reproduced*: within the tolerance stated there, or, of a claim in words, so found. *Not reproduced*: not, with the
-reason as far as the results show it. *Not runnable here*: the data or the method could not be had. The corrected
-protocol is the one judged; “as released” is the public code with its faults. *Clearly* above or below the rival: by
-more than two standard errors of the difference over folds or trials, which share rows, so a rough measure.
+*Reproduced*: within the stated tolerance or, for a claim in words, confirmed. *Not reproduced*: not so, with the reason
+as far as the results show it. *Not runnable here*: the data or the method was not available. Verdicts are on the
+corrected protocol; “as released” is the public code with its faults. *Clearly* above or below the rival means by more
+than two standard errors of the difference over folds or trials. These share rows, so it is a rough measure.
 
-Run a table, or one cell of it, again: `python benchmarks/papers/run.py TABLE [--cell CELL] --again`, with the names in
-grey below; `--list` names all tables."""
+To run a table, or one cell of it, again: `python benchmarks/papers/run.py TABLE [--cell CELL] --again`, with the names
+in grey below. `--list` shows all tables."""
 
 
 def render(everything: Sequence[Results]) -> str:
     """The page of these results."""
     begun = [results for results in everything if results.cells]
-    parts = [_HEAD, "## In a minute", _minute(everything)]
+    parts = [_HEAD, "## Summary", _minute(everything)]
     paper = ""
     for results in begun:
         table = results.table
@@ -52,7 +52,7 @@ def render(everything: Sequence[Results]) -> str:
             paper = table.paper
             parts.append(f"## {paper}")
         parts += [f"### {table.title}", _facts(results), *table.show(results.folds), _verdicts(results)]
-    parts += ["## What it took", _took(everything), "## Made with", _made(begun)]
+    parts += ["## Run time", _took(everything), "## Made with", _made(begun)]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
@@ -74,8 +74,8 @@ def _minute(everything: Sequence[Results]) -> str:
             failed += [f"- {paper}, {table.title.partition(':')[0]}: {_sentence(v)}" for v in results.verdicts
                        if v.verdict != REPRODUCED]  # fmt: skip
     parts = [
-        "Numbers of claims, one for each printed number or sentence judged; what is still to run, in cells.",
-        rows(["paper", "table", *_VERDICTS, "still to run", "what holds, and what does not"], body),
+        "The numbers count claims, one for each printed number or sentence judged. *Still to run* counts cells.",
+        rows(["paper", "table", *_VERDICTS, "still to run", "what holds and what does not"], body),
     ]
     if failed:
         words = f"All {len(failed)} claims that were not reproduced or could not be run, and why"
@@ -89,7 +89,7 @@ def _why(mine: Sequence[Results]) -> str:
     if not reasons:
         return ""
     faults, unknown = (sum(words in reason for reason in reasons) for words in (RELEASED, NOT_FOUND))
-    counted = ((faults, "are met by the code as released, with its faults"), (unknown, "have no reason found"))
+    counted = ((faults, "are met by the code as released, with its faults"), (unknown, "have no known reason"))
     parts = [f"{number} {words}" for number, words in counted if number]
     return f"Of the {len(reasons)} not reproduced, {', and '.join(parts)}." if parts else ""
 
@@ -114,9 +114,7 @@ def _facts(results: Results) -> str:
     facts = f"<sub>`{results.table.name}`: {number} cells, {seconds / 60:.1f} min on {machines}</sub>"
     if not waiting:
         return facts
-    return (
-        f"{facts}\n\n**Partly run**: {waiting} of {number + waiting} cells are missing; what follows is of the others."
-    )
+    return f"{facts}\n\n**Partly run**: {waiting} of {number + waiting} cells are missing. The rest is shown below."
 
 
 def _verdicts(results: Results) -> str:
@@ -147,8 +145,8 @@ def _took(everything: Sequence[Results]) -> str:
         )
         waiting = sum(results.table.missing(results.folds) for results in chosen)
         so_far = f", {waiting} cells still to run" if waiting else ""
-        body.append([what, f"{most} min", f"{minutes:.0f} min{so_far}", "held" if minutes <= most else "**missed**"])
-    return rows([f"on {_SIDE_BY_SIDE} processors", "at most", "found", ""], body)
+        body.append([what, f"{most} min", f"{minutes:.0f} min{so_far}", "met" if minutes <= most else "**missed**"])
+    return rows([f"on {_SIDE_BY_SIDE} processors", "goal: at most", "result", ""], body)
 
 
 def _made(everything: Sequence[Results]) -> str:

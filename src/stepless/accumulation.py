@@ -27,23 +27,23 @@ from stepless.state import State
 
 
 def accumulate(loss_fn: MetricLoss, model: nn.Module, micro_batches: Iterable[Any], scaler: Any = None) -> Tensor:
-    """Back-propagate the loss of all micro-batches together, as if they were one batch, and return it (detached).
+    """Back-propagate the loss of all micro-batches together, as if they were one batch.
 
-    The model runs twice over every micro-batch. Dropout draws the same numbers both times, and the buffers that the
-    first pass changed are put back before the second. What cannot be exact is a layer that mixes the samples of a
-    micro-batch, such as BatchNorm in training mode: it sees micro-batches, here as in every accumulation.
+    The model runs twice over every micro-batch. Dropout draws the same numbers both times, and buffers that the first
+    pass changed are restored before the second. The one exception to exactness is a layer that mixes samples, such as
+    BatchNorm in training mode: it sees micro-batches, as in any gradient accumulation.
 
     Args:
-        loss_fn: The loss; one of the ranking keeps the scores of all micro-batches between the passes.
-        model: The model; under `DistributedDataParallel` and FSDP2, gradients synchronise in the last micro-batch only.
-        micro_batches: A list or another re-iterable of ``(input, target)`` or ``(input, target, sample_weight)``; an
-            input that is a tuple or a dict is spread over the model's arguments. Reading them again must give the same
-            batches, which is checked; a shuffled ``DataLoader`` does, if it draws its order from torch's global
-            random numbers.
-        scaler: A ``torch.amp.GradScaler``, if one is used; step it as usual afterwards.
+        loss_fn: The loss. A loss of the ranking keeps the scores of all micro-batches between the passes.
+        model: The model. `DistributedDataParallel` and FSDP2 synchronise gradients in the last micro-batch only.
+        micro_batches: A list, or something else that can be iterated twice, of ``(input, target)`` or
+            ``(input, target, sample_weight)``. An input that is a tuple, a list or a dict is unpacked into the model's
+            arguments. Both iterations must give the same batches, which is checked. A shuffled ``DataLoader`` does, if
+            it draws its order from torch's global random numbers.
+        scaler: A ``torch.amp.GradScaler``, if you use one. Step it as usual afterwards.
 
     Returns:
-        The loss of the whole batch.
+        The loss of the whole batch, detached.
 
     Example:
         >>> model, loss_fn = nn.Linear(3, 1), MetricLoss("f1")

@@ -1,12 +1,11 @@
-"""Any metric as an objective for LightGBM, XGBoost and CatBoost, and as what they stop early on.
+"""Any metric as a training objective and for early stopping, for LightGBM, XGBoost and CatBoost.
 
-What is computed is in `stepless.costs`; here it meets what each library calls. Scores are raw (log-odds, or one a class
-before a softmax), so start them where `Objective.initial` says and read them by `Objective.link`: a library does
-neither for an objective that it does not know.
+`stepless.costs` has the mathematics; this module adapts it to each library. Scores are raw: log-odds, or one score per
+class before the softmax. A library neither chooses their start nor turns them into probabilities for a custom
+objective, so use `Objective.initial` and `Objective.link`.
 
-LightGBM and XGBoost hand over all rows at once. CatBoost hands over blocks of rows: its objective adds their counts up
-and takes those of the last full pass over the rows, which must be all passes over the same rows
-(``boosting_type="Plain"``).
+LightGBM and XGBoost pass all rows at once. CatBoost passes blocks of rows, so its objective adds up their counts and
+uses those of the last full pass. Every pass must be over the same rows (``boosting_type="Plain"``).
 """
 
 from __future__ import annotations
@@ -40,24 +39,24 @@ def objective(
     maximize: bool | None = None,
     **options: Any,
 ) -> Objective:
-    """The objective that trains boosted trees for a metric.
+    """Make an objective that trains boosted trees for a metric.
 
     Args:
-        metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
+        metric: A name from `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
         library: ``"lightgbm"``, ``"xgboost"`` or ``"catboost"``.
         task: ``"binary"``, with targets 0 and 1, or ``"multiclass"``, with targets 0 … K − 1.
-        classes: Multiclass: how many classes there are.
+        classes: Multiclass: the number of classes.
         average: Multiclass: ``"macro"`` (default), ``"micro"`` or ``"weighted"``.
-        form: ``"cost"``: cross-entropy, weighted by what a decision is worth to the metric at the present counts;
-            ``"metric"``: the soft metric itself. See `stepless.costs`.
-        target: CatBoost, which needs to know all rows beforehand: the training target.
-        sample_weight: CatBoost: the weights of the training rows, where there are any.
-        maximize: For formulas: whether greater is better (default: if right decisions make it so).
+        form: ``"cost"`` for cross-entropy, weighted by how much each decision is worth to the metric at the present
+            counts; ``"metric"`` for the soft metric itself; ``"cross_entropy"`` for plain cross-entropy.
+        target: CatBoost only, which needs all rows in advance: the training target.
+        sample_weight: CatBoost only: the weights of the training rows, if there are any.
+        maximize: For formulas only: whether greater is better. By default this is found by trying the formula.
         options: Options of the metric, such as ``beta``.
 
     Returns:
-        What LightGBM takes as ``params["objective"]`` and XGBoost as ``obj`` (or either, in its scikit-learn class, as
-        ``objective``), or CatBoost as ``loss_function``.
+        An object to pass to LightGBM as ``params["objective"]``, to XGBoost as ``obj`` (to the scikit-learn class of
+        either as ``objective``), or to CatBoost as ``loss_function``.
 
     Example:
         >>> import lightgbm as lgb
@@ -97,20 +96,20 @@ def evaluation(
     maximize: bool | None = None,
     **options: Any,
 ) -> Evaluation:
-    """The metric of the decisions at ½ (of the most probable class), for early stopping on raw scores.
+    """Make an evaluation metric for early stopping: the metric of decisions at ½, or of the most probable class.
 
     Args:
         metric: As for `objective`.
         library: ``"lightgbm"``, ``"xgboost"`` or ``"catboost"``.
         task: ``"binary"`` or ``"multiclass"``.
-        classes: Multiclass: how many classes there are.
+        classes: Multiclass: the number of classes.
         average: Multiclass: ``"macro"`` (default), ``"micro"`` or ``"weighted"``.
-        maximize: For formulas: whether greater is better (default: if right decisions make it so).
+        maximize: For formulas only: whether greater is better. By default this is found by trying the formula.
         options: Options of the metric.
 
     Returns:
-        What LightGBM takes as ``feval``, XGBoost as ``custom_metric`` and CatBoost as ``eval_metric``. The value is
-        the metric's own; its direction is `Evaluation.maximize`, which XGBoost's ``EarlyStopping`` must be told.
+        An object to pass to LightGBM as ``feval``, to XGBoost as ``custom_metric`` or to CatBoost as ``eval_metric``.
+        It reads raw scores. Its value is the metric's own; pass its ``maximize`` to XGBoost's ``EarlyStopping``.
 
     Example:
         >>> check = evaluation("f1", "catboost")
@@ -123,10 +122,10 @@ def evaluation(
 
 
 class Objective:
-    """An objective of boosted trees.
+    """Base class of the objectives.
 
     Args:
-        costs: The metric, as what boosting needs.
+        costs: The metric in the form that boosting needs.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -138,11 +137,11 @@ class Objective:
         return f"stepless_{self.costs.form}"
 
     def initial(self, target: Any, sample_weight: Any = None) -> Floats:
-        """Where scores should start: ``(1,)``, the prior's log-odds, or ``(K,)``, the logarithms of the shares."""
+        """Compute the scores to start from: ``(1,)``, the prior log-odds, or ``(K,)``, the log class shares."""
         return self.costs.initial(*_read(self.costs, target, sample_weight))
 
     def link(self, scores: Any) -> Floats:
-        """Probabilities of the classes, ``(N, K)``, from raw scores."""
+        """Turn raw scores into class probabilities, ``(N, K)``."""
         return self.costs.link(np.asarray(scores, np.float64))
 
     def __repr__(self) -> str:
@@ -150,10 +149,10 @@ class Objective:
 
 
 class RowsObjective(Objective):
-    """For libraries that hand over all rows: ``(scores, data)``, or of scikit-learn's kin ``(target, scores)``."""
+    """Objective for LightGBM and XGBoost, called with ``(scores, data)`` or as in scikit-learn ``(target, scores)``."""
 
     def __call__(self, first: Any, second: Any, sample_weight: Any = None) -> tuple[Floats, Floats]:
-        """Gradient and hessian of all rows; XGBoost looks for the weights by this name, LightGBM by their place."""
+        """Compute gradient and hessian of all rows. XGBoost passes weights by this name, LightGBM by position."""
         weight = sample_weight
         if hasattr(second, "get_label"):
             scores, target = first, second.get_label()
@@ -168,7 +167,7 @@ class RowsObjective(Objective):
 
 
 class CatBoostObjective(Objective):
-    """For CatBoost, two classes: the counts are held here, and are those of the last full pass over the rows."""
+    """Objective for CatBoost with two classes. It holds the counts of the last full pass over the rows."""
 
     def __init__(self, costs: Costs, target: NDArray[np.int64], weight: Floats | None) -> None:
         super().__init__(costs)
@@ -178,7 +177,7 @@ class CatBoostObjective(Objective):
         self._forget()
 
     def calc_ders_range(self, approxes: Any, targets: Any, weights: Any) -> Any:
-        """What CatBoost calls for a block of rows: derivatives of what it maximises, ``(rows, 2)``."""
+        """Called by CatBoost for a block of rows. Returns derivatives of what it maximises, ``(rows, 2)``."""
         y, w = _read(self.costs, targets, weights)
         z = np.asarray(approxes, np.float64)
         gradient, hessian = self.costs.derivatives(z, y, w, self.worth)
@@ -199,10 +198,10 @@ class CatBoostObjective(Objective):
 
 
 class CatBoostClassesObjective(CatBoostObjective):
-    """For CatBoost, several classes, whose rows come one by one."""
+    """Objective for CatBoost with several classes, whose rows come one by one."""
 
     def calc_ders_multi(self, approxes: Any, target: Any, weight: Any) -> tuple[Any, Any]:
-        """What CatBoost calls for a row: derivatives ``(K,)`` and ``(K, K)`` of what it maximises."""
+        """Called by CatBoost for a row. Returns derivatives ``(K,)`` and ``(K, K)`` of what it maximises."""
         z, y = np.asarray(approxes, np.float64), np.array([int(target)])
         w = np.array([float(weight)])
         gradient, _ = self.costs.derivatives(z[None], y, w, self.worth)
@@ -212,11 +211,11 @@ class CatBoostClassesObjective(CatBoostObjective):
 
 
 class Evaluation:
-    """The metric of decisions, in the form that a library asks for.
+    """A metric of decisions, in the form that a library expects.
 
     Args:
-        costs: The metric, as what boosting needs.
-        library: Which library asks.
+        costs: The metric in the form that boosting needs.
+        library: Which library calls it.
     """
 
     def __init__(self, costs: Costs, library: Library) -> None:
@@ -233,7 +232,7 @@ class Evaluation:
         return self.costs.metric.greater_is_better
 
     def __call__(self, scores: Any, data: Any) -> tuple[Any, ...]:
-        """LightGBM: name, value, whether greater is better. XGBoost: name and value."""
+        """Return name and value, and for LightGBM whether greater is better."""
         weight = data.get_weight()
         named = (
             self.__name__,
@@ -242,16 +241,16 @@ class Evaluation:
         return (*named, self.maximize) if self.library == "lightgbm" else named
 
     def is_max_optimal(self) -> bool:
-        """CatBoost: whether greater is better."""
+        """Called by CatBoost: whether greater is better."""
         return self.maximize
 
     def evaluate(self, approxes: Sequence[Any], target: Any, weight: Any) -> tuple[float, float]:
-        """CatBoost: the value, and the weight it is to be divided by."""
+        """Called by CatBoost: the value, and the weight to divide it by."""
         scores = approxes[0] if self.costs.task == "binary" else np.stack([np.asarray(a) for a in approxes], 1)
         return self._value(scores, target, weight), 1.0
 
     def get_final_error(self, error: float, weight: float) -> float:
-        """CatBoost: the value."""
+        """Called by CatBoost: the final value."""
         return error / weight
 
     def _value(self, scores: Any, target: Any, weight: Any) -> float:

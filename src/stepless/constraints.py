@@ -18,14 +18,14 @@ _FORM = re.compile(r"^(?P<metric>[^<>=]+?)\s*(?P<sign>>=|<=)\s*(?P<bound>[-+.\de
 
 @dataclass(frozen=True)
 class Constraint:
-    """A metric held above or below a bound."""
+    """A bound on a metric: ``metric >= bound`` if ``at_least``, otherwise ``metric <= bound``."""
 
     metric: Metric
     at_least: bool
     bound: float
 
     def violation(self, value: Array) -> Array:
-        """How far ``value`` is on the wrong side of the bound; negative where the constraint holds."""
+        """Return how far ``value`` is on the wrong side of the bound: 0 or less if the constraint holds."""
         return self.bound - value if self.at_least else value - self.bound
 
     def __str__(self) -> str:

@@ -8,7 +8,7 @@ from stepless.numerics import Array, identity, namespace, unstack
 
 
 class Counts(NamedTuple):
-    """True positives, false positives, false negatives, true negatives: arrays of one shape (one entry a class).
+    """True positives, false positives, false negatives and true negatives, as arrays with one entry per class.
 
     >>> Counts(3.0, 1.0, 2.0, 4.0).support
     5.0
@@ -21,12 +21,12 @@ class Counts(NamedTuple):
 
     @property
     def support(self) -> Array:
-        """How many samples truly belong to the class."""
+        """The number of samples that truly belong to the class."""
         return self.tp + self.fn
 
     @property
     def total(self) -> Array:
-        """How many samples were counted."""
+        """The number of samples that were counted."""
         return self.tp + self.fp + self.fn + self.tn
 
 

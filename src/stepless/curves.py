@@ -1,8 +1,7 @@
-"""What happens at every threshold, as arrays: ROC, precision–recall, a metric, a cost, the net benefit.
+"""Curves over all thresholds of binary scores: ROC, precision–recall, a metric, a cost, the net benefit.
 
-Each curve of binary scores is a named tuple of arrays of one length, from the highest threshold ("nobody") to the
-lowest ("everybody"). Thresholds lie midway between two distinct scores, as those of `tune_threshold` do; at the ends
-they are ±inf.
+Each curve is a named tuple of arrays of one length, from the highest threshold (no row is positive) to the lowest (all
+are). Thresholds lie midway between two distinct scores, as those of `tune_threshold` do; at the ends they are ±inf.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from stepless.thresholds import tune_threshold
 
 
 class Roc(NamedTuple):
-    """False and true positive rates."""
+    """A ROC curve: false and true positive rates at each threshold."""
 
     fpr: Floats
     tpr: Floats
@@ -33,7 +32,7 @@ class Roc(NamedTuple):
 
 
 class PrecisionRecall(NamedTuple):
-    """Precision and recall; the precision of "nobody" is 1."""
+    """A precision–recall curve. At the highest threshold, where no row is positive, the precision is 1."""
 
     precision: Floats
     recall: Floats
@@ -41,12 +40,12 @@ class PrecisionRecall(NamedTuple):
 
     @property
     def average_precision(self) -> float:
-        """Σ precision · increase of recall."""
+        """The average precision: Σ precision · increase of recall."""
         return float((np.diff(self.recall) * self.precision[1:]).sum())
 
 
 class MetricCurve(NamedTuple):
-    """A metric's values, and its name."""
+    """The values of a metric at each threshold, and its name."""
 
     thresholds: Floats
     values: Floats
@@ -54,14 +53,14 @@ class MetricCurve(NamedTuple):
 
 
 class CostCurve(NamedTuple):
-    """Mean cost of a decision."""
+    """The mean cost of a decision at each threshold."""
 
     thresholds: Floats
     cost: Floats
 
 
 class NetBenefit(NamedTuple):
-    """The decision curve: net benefit of the model, of treating all and of treating none, by threshold probability."""
+    """A decision curve: net benefit of the model, of treating all and of treating none, by threshold probability."""
 
     thresholds: Floats
     net_benefit: Floats
@@ -70,12 +69,12 @@ class NetBenefit(NamedTuple):
 
 
 def roc(scores: Any, target: Any, sample_weight: Any = None) -> Roc:
-    """The ROC curve at every distinct cut: the points of ``sklearn.metrics.roc_curve(drop_intermediate=False)``.
+    """Compute the ROC curve at every distinct cut, as ``sklearn.metrics.roc_curve(drop_intermediate=False)`` does.
 
     Args:
         scores: ``(N,)``, any numbers.
-        target: ``(N,)`` of 0 and 1, both of which must occur.
-        sample_weight: One weight a row.
+        target: ``(N,)`` of 0 and 1; both must occur.
+        sample_weight: One weight per row.
 
     Example:
         >>> curve = roc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1])
@@ -89,12 +88,12 @@ def roc(scores: Any, target: Any, sample_weight: Any = None) -> Roc:
 
 
 def precision_recall(scores: Any, target: Any, sample_weight: Any = None) -> PrecisionRecall:
-    """Precision and recall at every distinct cut: the points of ``sklearn.metrics.precision_recall_curve``, backwards.
+    """Compute precision and recall at every distinct cut, as ``sklearn.metrics.precision_recall_curve`` does, reversed.
 
     Args:
         scores: ``(N,)``, any numbers.
-        target: ``(N,)`` of 0 and 1, both of which must occur.
-        sample_weight: One weight a row.
+        target: ``(N,)`` of 0 and 1; both must occur.
+        sample_weight: One weight per row.
 
     Example:
         >>> curve = precision_recall([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1])
@@ -114,14 +113,14 @@ def metric_curve(
     maximize: bool | None = None,
     **options: Any,
 ) -> MetricCurve:
-    """A metric at every distinct cut.
+    """Compute a metric at every distinct cut.
 
     Args:
         scores: ``(N,)``, any numbers.
-        target: ``(N,)`` of 0 and 1, both of which must occur.
-        metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
-        sample_weight: One weight a row.
-        maximize: For formulas: whether greater is better.
+        target: ``(N,)`` of 0 and 1; both must occur.
+        metric: A name from `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
+        sample_weight: One weight per row.
+        maximize: For formulas only: whether greater is better.
         options: Options of the metric, such as ``beta``.
 
     Example:
@@ -135,13 +134,13 @@ def metric_curve(
 
 
 def cost_curve(scores: Any, target: Any, costs: Sequence[Sequence[float]], sample_weight: Any = None) -> CostCurve:
-    """The mean cost of a decision at every distinct cut.
+    """Compute the mean cost of a decision at every distinct cut.
 
     Args:
         scores: ``(N,)``, any numbers.
-        target: ``(N,)`` of 0 and 1, both of which must occur.
-        costs: ``costs[true][decided]``, 2×2.
-        sample_weight: One weight a row.
+        target: ``(N,)`` of 0 and 1; both must occur.
+        costs: A 2×2 table, ``costs[true][decided]``.
+        sample_weight: One weight per row.
 
     Example:
         >>> curve = cost_curve([0.125, 0.5, 0.25, 0.75], [0, 0, 1, 1], [[0, 1], [5, 0]])
@@ -153,16 +152,16 @@ def cost_curve(scores: Any, target: Any, costs: Sequence[Sequence[float]], sampl
 
 
 def net_benefit_curve(scores: Any, target: Any, sample_weight: Any = None, *, thresholds: Any = None) -> NetBenefit:
-    """The decision curve: what deciding by the model is worth, to somebody who acts from a given probability on.
+    """Compute the decision curve: the net benefit of acting on the model, for each threshold probability.
 
-    A threshold probability p says that a false alarm costs p / (1 − p) of what a hit is worth. It is the threshold and
-    the price at once, so the scores must be probabilities, and calibrated ones for the curve to mean anything.
+    A threshold probability p means that a false alarm costs p / (1 − p) times what a hit is worth. It is the decision
+    threshold too, so the scores must be probabilities, and for the curve to mean anything, calibrated ones.
 
     Args:
         scores: ``(N,)``, probabilities.
-        target: ``(N,)`` of 0 and 1, both of which must occur.
-        sample_weight: One weight a row.
-        thresholds: The threshold probabilities, in (0, 1); by default 0.01, 0.02, …, 0.99.
+        target: ``(N,)`` of 0 and 1; both must occur.
+        sample_weight: One weight per row.
+        thresholds: The threshold probabilities, in (0, 1). Default: 0.01, 0.02, …, 0.99.
 
     Source: Vickers and Elkin 2006.
 

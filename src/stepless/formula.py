@@ -21,11 +21,11 @@ _LONGEST_NAME = 60
 
 
 def with_costs_of_decisions(metric: Metric, positive: int) -> Metric:
-    """The metric with a 2×2 matrix of costs, which is written in the order of two classes, in that of no and yes.
+    """Reorder a metric's 2×2 matrix of costs from the order of the two classes to that of no and yes.
 
     Args:
-        metric: Any; one without such a matrix stays as it is.
-        positive: The place of the class that is yes.
+        metric: Any metric. One without such a matrix is returned as it is.
+        positive: The index of the positive class.
 
     Example:
         >>> with_costs_of_decisions(METRICS["cost"].bind(costs=[[0, 10], [1, 0]]), 0).option("costs")
@@ -38,12 +38,12 @@ def with_costs_of_decisions(metric: Metric, positive: int) -> Metric:
 
 
 def resolve(metric: Any, *, maximize: bool | None = None, **options: Any) -> Metric:
-    """The `Metric` that a user means by a name, a text formula, a callable or a `Metric`.
+    """Return the `Metric` for a name, a text formula, a callable or a `Metric`.
 
     Args:
         metric: What to score by.
-        maximize: For formulas only: whether greater is better. None: unless it is less where most decisions are right
-            than where most are wrong; so a formula that counts errors is minimised.
+        maximize: For formulas only: whether greater is better. By default a formula is maximised, unless its value is
+            lower for mostly right decisions than for mostly wrong ones; so a formula that counts errors is minimised.
         options: For named metrics only: their options, such as ``beta``.
 
     Example:

@@ -46,12 +46,11 @@ class MetricLoss(nn.Module):
     loss is cross-entropy by default (see ``blend``).
 
     Args:
-        metric: A name from `stepless.METRICS`, a formula as text (``"5*fn + fp"``), or a function
-            ``f(tp, fp, fn, tn)``. Also a name from `stepless.RANKINGS`, such as ``"auroc"``; these make no decisions,
-            so arguments about decisions are refused.
+        metric: A name from `stepless.METRICS`, a formula as text (``"5*fn + fp"``), or a function of
+            ``(tp, fp, fn, tn)``. Or a name from `stepless.RANKINGS`, such as ``"auroc"``, for which arguments about
+            decisions (``step``, ``threshold``, …) are errors.
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``. Pixels are trailing dimensions.
-        average: How classes are averaged: ``"macro"`` (default), ``"micro"``, ``"weighted"``, or ``"samples"``
-            (multilabel only).
+        average: Over classes: ``"macro"`` (default), ``"micro"``, ``"weighted"``, or ``"samples"`` (multilabel only).
         inputs: What the model outputs: ``"logits"`` (default) or ``"probabilities"``. It is never guessed.
         step: The smooth step: a `stepless.Step` or a name from `stepless.STEPS`. Default: ``Linear(delta=0.1)``.
         threshold: Binary: a probability (default ½), or a sequence of them to average over. Multilabel: a probability,
@@ -75,10 +74,8 @@ class MetricLoss(nn.Module):
         sync: Whether the loss under ``torch.distributed`` is that of all ranks' batches together. None: in training
             only. True: in evaluation too. False: never. A process group: in training, among its ranks.
         gradients: How the ranks' gradients are combined afterwards: ``"mean"`` (DDP, FSDP) or ``"sum"``.
-        maximize: For formulas only: whether greater is better. By default this is found by trying the formula on good
-            and bad decisions.
-        validate: Check for NaN, values out of range and negative weights in every forward pass. On a GPU this forces
-            a synchronisation.
+        maximize: For formulas only: whether greater is better. By default this is found by trying the formula.
+        validate: Check for NaN, values out of range and negative weights in every forward. A GPU has to wait for this.
         options: Options of the metric, such as ``beta`` or ``zero_division``.
 
     Shape:
@@ -524,9 +521,8 @@ def metric_loss(
 ) -> Tensor:
     """Compute the loss of one batch: the functional form of `MetricLoss`, for losses that keep no state.
 
-    Takes the keyword arguments of `MetricLoss`, except ``schedule``, ``subject_to`` and ``memory``. Under
-    ``torch.distributed`` it counts as training if the input requires a gradient; then the loss is that of all ranks'
-    batches together.
+    It takes the arguments of `MetricLoss`, except ``schedule``, ``subject_to`` and ``memory``. Under
+    ``torch.distributed``, an input that requires a gradient means training, with the loss of all ranks' batches.
 
     Example:
         >>> logits = torch.tensor([2.0, -1.0, 0.5, -3.0])

@@ -13,28 +13,28 @@ from stepless.state import State
 
 @dataclass(frozen=True)
 class Memory:
-    """Finish the loss on remembered counts and the batch's own: ``MetricLoss("f1", memory=Memory())``.
+    """A running total of past batches' counts, for small batches: ``MetricLoss("f1", memory=Memory())``.
 
-    The sums s of a batch (its counts, and what else the loss needs) meet those of past batches, r::
+    A batch of 64 with one positive, or none, says little about F1. What its samples contribute to the F1 of the last
+    few thousand samples is well defined. So the sums s of a batch (its counts, and whatever else the loss needs) are
+    added to those of past batches, r::
 
         loss = finish(r + s)        r ← (1 − 1/batches) · (r + s)
 
-    So the last ``batches`` batches are counted, in effect. The gradient reaches the present batch alone, and is
-    multiplied by size(r + s) / size(s), as if the batch stood for all that is counted: that makes it as large as the
-    gradient of one large batch, so a longer memory asks for no other learning rate. A batch of 64 with one positive, or
-    none, says little about F1; what its samples are worth to the F1 of the last thousands is well defined.
+    In effect, the last ``batches`` batches are counted. The gradient only reaches the present batch, and is multiplied
+    by size(r + s) / size(s). So it is as large as that of one large batch, and the learning rate need not change.
 
-    What is remembered was decided by older weights; so this is not exact. What it is used for, though, is a handful of
-    ratios of sums, which move slowly where the decisions of single samples do not: the default was chosen on validation
-    rows, among 8 to 2,048 batches (``benchmarks/memory``). There a memory paid where most batches hold no positive, and
-    not where they hold one or two. Take a shorter one where training itself takes no more than a few thousand steps.
+    This is not exact, because the past decisions come from older weights. But the loss only uses a few ratios of sums,
+    which change slowly even if single decisions do not. The default was chosen on validation rows, among 8 to 2,048
+    batches (``benchmarks/memory``). There, a memory helped if most batches hold no positive, but not if they hold one
+    or two. Use a shorter memory if training takes no more than a few thousand steps.
 
-    The sums are in the loss's ``state_dict``. Of two classes their number is known at once; of more, with the first
-    batch: what copies buffers from model to model, such as weight averaging, has to begin after it. Evaluation neither
-    reads nor changes the sums; under ``torch.distributed`` those of all ranks are remembered, by each of them.
+    The sums are part of the loss's ``state_dict``. For binary tasks their number is known at once, otherwise from the
+    first batch on; weight averaging, and anything else that copies buffers, has to start after it. Evaluation neither
+    reads nor changes the sums. Under ``torch.distributed``, every rank remembers the sums of all ranks.
 
     Attributes:
-        batches: How many batches are remembered, in effect; at least 1, which is no memory.
+        batches: How many batches are remembered, in effect; at least 1, which means no memory.
 
     Example:
         >>> import stepless as sl
@@ -54,11 +54,11 @@ class Memory:
 
     @property
     def decay(self) -> float:
-        """What a batch is multiplied by when the next one comes."""
+        """The factor by which the remembered sums shrink with every batch."""
         return 1 - 1 / self.batches
 
     def keep(self, remembered: Tensor, present: State) -> Tensor:
-        """What is remembered after a batch; one with NaN or infinity in it, as autocast may bring, is not."""
+        """Return the sums to remember after a batch. One with NaN or infinity, as autocast may cause, is left out."""
         now = present.vector.detach()
         past = torch.zeros_like(now) if remembered.numel() == 0 else remembered.to(now)
         kept = torch.where(now.isfinite().all(), self.decay * (past + now), past)

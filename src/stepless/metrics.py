@@ -34,17 +34,17 @@ def metric(
     source: str = "",
     worst: float | None = None,
 ) -> Callable[[Formula], Formula]:
-    """Register a formula of the confusion counts under its function's name, and leave the function as it is.
+    """Register a function of the confusion counts as a metric under its own name, and return it unchanged.
 
     Args:
-        misplaced: Nothing; a formula given here is told how to register.
-        best: The score of a perfect decision; the loss is the distance from it.
+        misplaced: Leave empty. A formula passed here raises an error that explains how to register it.
+        best: The score of perfect decisions. The loss is the distance from it.
         greater_is_better: False for costs and error rates.
-        kind: ``"class"`` (a formula of one class), ``"joint"`` (all classes, last axis) or ``"matrix"``.
+        kind: What the function reads: one ``"class"``, all classes on the last axis (``"joint"``) or the ``"matrix"``.
         aliases: Other names.
         source: Where it was published.
-        worst: The worst score there is, where there is one. A metric of all classes, or with options, is known to lie
-            within [−1, 1] by its ends alone, on which the default ``blend`` of `stepless.MetricLoss` depends.
+        worst: The worst possible score, if there is one. The default ``blend`` of `stepless.MetricLoss` asks whether
+            scores lie within [−1, 1]; for a metric of all classes, or with options, only ``best`` and ``worst`` tell.
 
     Example:
         >>> import stepless as sl
@@ -90,7 +90,7 @@ def recall(tp: Array, fp: Array, fn: Array, tn: Array, *, zero_division: float =
 
 @metric(best=1.0, worst=0.0, aliases=("tnr", "true_negative_rate", "selectivity"), source="Powers 2011")
 def specificity(tp: Array, fp: Array, fn: Array, tn: Array, *, zero_division: float = 0.0) -> Array:
-    """Share of the negatives that are left alone: tn / (tn + fp)."""
+    """Share of the negatives that are recognised: tn / (tn + fp)."""
     return ratio(tn, tn + fp, zero_division)
 
 
@@ -135,7 +135,7 @@ def f1(tp: Array, fp: Array, fn: Array, tn: Array, *, zero_division: float = 0.0
 
 @metric(best=1.0, worst=0.0, aliases=("fbeta",), source="van Rijsbergen 1979")
 def f_beta(tp: Array, fp: Array, fn: Array, tn: Array, *, beta: float = 1.0, zero_division: float = 0.0) -> Array:
-    """Harmonic mean of precision and recall, recall counting ``beta`` times: (1+β²) tp / ((1+β²) tp + β² fn + fp)."""
+    """F1 with recall ``beta`` times as important as precision: (1+β²) tp / ((1+β²) tp + β² fn + fp)."""
     b2 = beta**2
     return ratio((1 + b2) * tp, (1 + b2) * tp + b2 * fn + fp, zero_division)
 
@@ -150,13 +150,13 @@ def jaccard(tp: Array, fp: Array, fn: Array, tn: Array, *, zero_division: float 
 def tversky(
     tp: Array, fp: Array, fn: Array, tn: Array, *, alpha: float = 0.5, beta: float = 0.5, zero_division: float = 0.0
 ) -> Array:
-    """Overlap with a price of ``alpha`` a false positive and ``beta`` a false negative: tp / (tp + α fp + β fn)."""
+    """Overlap, with weights ``alpha`` of false positives and ``beta`` of false negatives: tp / (tp + α fp + β fn)."""
     return ratio(tp, tp + alpha * fp + beta * fn, zero_division)
 
 
 @metric(best=1.0, worst=-1.0, aliases=("delta_p",), source="Powers 2011")
 def markedness(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
-    """How far the decision marks the truth: precision + npv − 1."""
+    """How reliably decisions indicate the truth: precision + npv − 1."""
     return ratio(tp, tp + fp) + ratio(tn, tn + fn) - 1
 
 
@@ -169,7 +169,7 @@ def fowlkes_mallows(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
 
 @metric(best=1.0, worst=-1 / 3, aliases=("ets", "gss", "equitable_threat_score"), source="Gilbert 1884; Schaefer 1990")
 def gilbert(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
-    """Jaccard without the hits of chance: (tp − e) / (tp + fp + fn − e), where e = (tp + fp)(tp + fn) / n."""
+    """Jaccard without the hits expected by chance: (tp − e) / (tp + fp + fn − e), where e = (tp + fp)(tp + fn) / n."""
     by_chance = (tp + fp) * ratio(tp + fn, tp + fp + fn + tn)
     return ratio(tp - by_chance, tp + fp + fn - by_chance)
 
@@ -185,9 +185,9 @@ def p4(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
 
 @metric(best=1.0, source="Vickers and Elkin 2006")
 def net_benefit(tp: Array, fp: Array, fn: Array, tn: Array, *, threshold_probability: float = 0.5) -> Array:
-    """Benefit a sample, a false positive costing the odds of ``threshold_probability``: tp/n − fp/n · p/(1−p).
+    """Benefit per sample, if a false positive costs the odds of ``threshold_probability``: tp/n − fp/n · p/(1−p).
 
-    Its maximum is the prevalence, so a loss of 0 is reached only where every sample is positive.
+    Its maximum is the prevalence, so the loss reaches 0 only if every sample is positive.
     """
     if not 0.0 < threshold_probability < 1.0:
         raise ValueError(f"threshold_probability must lie strictly between 0 and 1; got {threshold_probability}.")
@@ -202,7 +202,7 @@ def net_benefit(tp: Array, fp: Array, fn: Array, tn: Array, *, threshold_probabi
 
 @metric(kind="joint", best=1.0, worst=0.0, aliases=("acc",), source="Powers 2011")
 def accuracy(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
-    """Share of the samples decided right. Multilabel: share of the labels, 1 − Hamming loss."""
+    """Share of the samples that are decided correctly. Multilabel: share of the labels, 1 − Hamming loss."""
     return ratio(tp.sum(-1), (tp + fn).sum(-1))
 
 
@@ -215,7 +215,7 @@ def accuracy(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
     source="Powers 2011",
 )
 def error_rate(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
-    """Share of the samples decided wrong. Multilabel: the Hamming loss."""
+    """Share of the samples that are decided wrongly. Multilabel: the Hamming loss."""
     return ratio(fn.sum(-1), (tp + fn).sum(-1))
 
 
@@ -262,7 +262,7 @@ def mcc(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
 
 @metric(kind="joint", best=1.0, worst=-1.0, aliases=("kappa",), source="Cohen 1960")
 def cohen_kappa(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
-    """Accuracy with the agreement of chance taken out: (p_o − p_e) / (1 − p_e)."""
+    """Accuracy corrected for agreement by chance: (p_o − p_e) / (1 − p_e)."""
     # (s c − Σ p t) and (s² − Σ p t), each written as a sum of products that does not cancel
     return ratio((tp * tn - fp * fn).sum(-1), ((tp + fp) * (fp + tn)).sum(-1))
 
@@ -271,7 +271,7 @@ def cohen_kappa(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
     kind="joint", best=1.0, worst=-1.0, aliases=("hss", "heidke_skill_score"), source="Heidke 1926; Doswell et al. 1990"
 )
 def heidke(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
-    """Skill against chance in forecasting, which is Cohen's kappa under its older name."""
+    """Skill of a forecast relative to chance: an older name of Cohen's kappa."""
     return cohen_kappa(tp, fp, fn, tn)
 
 
@@ -282,7 +282,7 @@ def heidke(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
 
 @metric(kind="matrix", best=1.0, worst=-1.0, source="Cohen 1968")
 def weighted_kappa(matrix: Array, *, weights: str = "quadratic") -> Array:
-    """Kappa of ordered classes: an error of d classes counts d (``weights="linear"``) or d² (``"quadratic"``)."""
+    """Kappa for ordered classes: an error by d classes counts d (``weights="linear"``) or d² (``"quadratic"``)."""
     if weights not in ("linear", "quadratic"):
         raise ValueError(f'weights must be "linear" or "quadratic"; got {weights!r}.')
     true, decided = matrix.sum(-1), matrix.sum(-2)
@@ -296,7 +296,7 @@ def weighted_kappa(matrix: Array, *, weights: str = "quadratic") -> Array:
 
 @metric(kind="matrix", best=0.0, greater_is_better=False, aliases=("expected_cost",), source="Elkan 2001")
 def cost(matrix: Array, *, costs: Sequence[Sequence[float]] | None = None) -> Array:
-    """Mean cost of a decision: ``costs[true][decided]`` a sample; without ``costs``, 1 for every error.
+    """Mean cost of a decision: ``costs[true][decided]`` per sample; without ``costs``, every error costs 1.
 
     Rows and columns are in the order of the classes: 0 and 1 in a loss, and ``classes_`` in an estimator, whichever of
     them is the positive one.

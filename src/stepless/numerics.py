@@ -43,7 +43,7 @@ def nonzero(x: Array) -> Array:
 
 
 def ratio(numerator: Array, denominator: Array, zero_division: float = 0.0) -> Array:
-    """``numerator / denominator``, and ``zero_division`` where the denominator is 0, with a finite gradient.
+    """Divide safely: ``zero_division`` where the denominator is 0, and a finite gradient everywhere.
 
     >>> ratio(torch.tensor([1.0, 0.0]), torch.tensor([4.0, 0.0]))
     tensor([0.2500, 0.0000])
@@ -88,7 +88,7 @@ def _is_all(mask: Array) -> bool:
 
 
 def root(x: Array, degree: float = 2.0) -> Array:
-    """``x ** (1 / degree)`` above 1e-35; 0 (and a zero gradient, not an infinite one) elsewhere.
+    """Take a root safely: ``x ** (1 / degree)`` where x > 1e-35, elsewhere 0 with a zero, not infinite, gradient.
 
     >>> root(torch.tensor([9.0, 0.0]))
     tensor([3., 0.])
@@ -113,12 +113,12 @@ def product(x: Array) -> Array:
 
 
 def minimum(a: Array, b: Array) -> Array:
-    """The smaller of two arrays or numbers, element by element."""
+    """Return the smaller of two arrays or numbers, element by element."""
     return _extremum(a, b, "minimum", min)
 
 
 def maximum(a: Array, b: Array) -> Array:
-    """The larger of two arrays or numbers, element by element."""
+    """Return the larger of two arrays or numbers, element by element."""
     return _extremum(a, b, "maximum", max)
 
 

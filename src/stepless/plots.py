@@ -1,4 +1,4 @@
-"""Curves and tunings drawn with matplotlib. Each function takes a curve, draws it on an Axes and returns that Axes."""
+"""Plots of curves and tunings with matplotlib. Each function draws on an Axes and returns it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _GUIDE: dict[str, Any] = {"color": "0.6", "linestyle": "--", "linewidth": 1.0}
 
 
 def plot_roc(curve: Roc, ax: Axes | None = None, **line: Any) -> Axes:
-    """Draw a ROC curve, with its area and the diagonal of chance.
+    """Draw a ROC curve, with its area and the diagonal that chance would give.
 
     Args:
-        curve: What `stepless.curves.roc` made.
-        ax: Where to draw; a new figure by default.
-        line: Options of ``Axes.plot``, such as ``color`` or ``label``.
+        curve: The result of `stepless.curves.roc`.
+        ax: The Axes to draw on. Default: a new figure.
+        line: Keyword arguments of ``Axes.plot``, such as ``color`` or ``label``.
 
     Example:
         >>> from stepless import curves
@@ -39,12 +39,12 @@ def plot_roc(curve: Roc, ax: Axes | None = None, **line: Any) -> Axes:
 
 
 def plot_precision_recall(curve: PrecisionRecall, ax: Axes | None = None, **line: Any) -> Axes:
-    """Draw precision against recall, in steps, with the average precision and the prevalence.
+    """Draw precision against recall as steps, with the average precision and the prevalence.
 
     Args:
-        curve: What `stepless.curves.precision_recall` made.
-        ax: Where to draw; a new figure by default.
-        line: Options of ``Axes.plot``.
+        curve: The result of `stepless.curves.precision_recall`.
+        ax: The Axes to draw on. Default: a new figure.
+        line: Keyword arguments of ``Axes.plot``.
 
     Example:
         >>> from stepless import curves
@@ -64,9 +64,9 @@ def plot_metric(curve: MetricCurve, ax: Axes | None = None, **line: Any) -> Axes
     """Draw a metric against the threshold.
 
     Args:
-        curve: What `stepless.curves.metric_curve` made.
-        ax: Where to draw; a new figure by default.
-        line: Options of ``Axes.plot``.
+        curve: The result of `stepless.curves.metric_curve`.
+        ax: The Axes to draw on. Default: a new figure.
+        line: Keyword arguments of ``Axes.plot``.
 
     Example:
         >>> from stepless import curves
@@ -80,9 +80,9 @@ def plot_cost(curve: CostCurve, ax: Axes | None = None, **line: Any) -> Axes:
     """Draw the mean cost of a decision against the threshold.
 
     Args:
-        curve: What `stepless.curves.cost_curve` made.
-        ax: Where to draw; a new figure by default.
-        line: Options of ``Axes.plot``.
+        curve: The result of `stepless.curves.cost_curve`.
+        ax: The Axes to draw on. Default: a new figure.
+        line: Keyword arguments of ``Axes.plot``.
 
     Example:
         >>> from stepless import curves
@@ -93,12 +93,12 @@ def plot_cost(curve: CostCurve, ax: Axes | None = None, **line: Any) -> Axes:
 
 
 def plot_net_benefit(curve: NetBenefit, ax: Axes | None = None, **line: Any) -> Axes:
-    """Draw a decision curve, beside treating all and treating none.
+    """Draw a decision curve, with those of treating all and treating none.
 
     Args:
-        curve: What `stepless.curves.net_benefit_curve` made.
-        ax: Where to draw; a new figure by default.
-        line: Options of ``Axes.plot``.
+        curve: The result of `stepless.curves.net_benefit_curve`.
+        ax: The Axes to draw on. Default: a new figure.
+        line: Keyword arguments of ``Axes.plot``.
 
     Example:
         >>> from stepless import curves
@@ -115,15 +115,15 @@ def plot_net_benefit(curve: NetBenefit, ax: Axes | None = None, **line: Any) -> 
 
 
 def plot_tuning(tuning: Tuning, ax: Axes | None = None, *, label: int = 0, **line: Any) -> Axes:
-    """Draw the metric against the threshold, and mark the threshold that was chosen.
+    """Draw the metric against the threshold, and mark the chosen threshold.
 
-    Where constraints on that threshold do not hold, the ground is grey.
+    Thresholds at which the constraints do not hold are shaded grey.
 
     Args:
-        tuning: What `stepless.tune_threshold` found, or ``model.tuning_``, for a binary or multilabel task.
-        ax: Where to draw; a new figure by default.
-        label: Which label, for a multilabel task.
-        line: Options of ``Axes.plot``.
+        tuning: The result of `stepless.tune_threshold`, or ``model.tuning_``, for a binary or multilabel task.
+        ax: The Axes to draw on. Default: a new figure.
+        label: Which label to draw, for a multilabel task.
+        line: Keyword arguments of ``Axes.plot``.
 
     Example:
         >>> from stepless import tune_threshold

@@ -1,6 +1,7 @@
-"""The papers' own settings, by name: for comparison, and to reproduce what was published.
+"""Losses with the settings of published papers, for comparison and to reproduce results.
 
-They are not the defaults: trained as published they lose to cross-entropy with a tuned threshold on small tables.
+They are not the defaults: on small tables, trained as published, they lose to cross-entropy with a tuned threshold.
+Further keyword arguments are those of `stepless.MetricLoss`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SOFT_SET_THRESHOLDS = tuple(round(0.1 * i, 1) for i in range(1, 10))
 
 
 def anyloss(metric: str = "f1", *, amplification: float = 73.0, **settings: Any) -> MetricLoss:
-    """AnyLoss (Han, Moniz and Chawla, KDD 2024): σ(L(p − ½)) with L = 73.
+    """AnyLoss (Han, Moniz and Chawla, KDD 2024): the decision is σ(L(p − ½)), with ``amplification`` L.
 
     >>> anyloss("g_mean")
     MetricLoss('g_mean', step=Sigmoid(k=73.0))
@@ -32,10 +33,10 @@ def anyloss(metric: str = "f1", *, amplification: float = 73.0, **settings: Any)
 
 
 def soft_sets(metric: str = "f1", *, step: str = "linear", **settings: Any) -> MetricLoss:
-    """*Bridging the Gap* (Tsoi et al., NeurIPS 2022): the mean over τ = 0.1, …, 0.9 of the soft-set metric.
+    """*Bridging the Gap* (Tsoi et al., NeurIPS 2022): the mean of the soft-set metric over τ = 0.1, …, 0.9.
 
-    ``step="linear"`` is the linear Heaviside with δ = 0.2, ``"sigmoid"`` the sigmoid one with k = 10. ``"auroc"`` is
-    the area under the curve that the thresholds trace, with the end points (0, 0) and (1, 1).
+    ``step`` is ``"linear"`` (δ = 0.2) or ``"sigmoid"`` (k = 10). The metric ``"auroc"`` is the area under the curve
+    through the points of these thresholds and the end points (0, 0) and (1, 1).
     """
     steps = {"linear": Linear(delta=0.2), "sigmoid": Sigmoid(k=10.0)}
     if step not in steps:
@@ -57,10 +58,10 @@ def soft_sets(metric: str = "f1", *, step: str = "linear", **settings: Any) -> M
 
 
 def east(metric: str = "f1", *, anneal_until: float = 1.0, **settings: Any) -> MetricLoss:
-    """EAST (Li et al., 2025), built from its abstract: its formulas, schedule and numbers are not known to us.
+    """EAST (Li et al., 2025), built from its abstract; its formulas, schedule and numbers were not available.
 
-    A dynamic threshold for each sample, a soft-set confusion matrix over all classes, and an annealing that moves the
-    weight from cross-entropy to the metric; call ``advance(step / total_steps)`` while training.
+    A dynamic threshold for each sample, a soft-set confusion matrix over all classes, and annealing from cross-entropy
+    to the metric until progress ``anneal_until``. Call ``advance(step / total_steps)`` while training.
     """
     return MetricLoss(
         metric, task="multiclass", step=Linear(delta=0.1), schedule=Schedule(until=anneal_until), **settings
@@ -70,9 +71,9 @@ def east(metric: str = "f1", *, anneal_until: float = 1.0, **settings: Any) -> M
 def score_oriented(
     metric: str = "f1", *, prior: str = "raised_cosine", delta: float | None = None, **settings: Any
 ) -> MetricLoss:
-    """Score-oriented losses (Marchetti et al., 2022): the threshold is random, and the decision its CDF.
+    """Score-oriented losses (Marchetti et al., 2022): the threshold is random, and the decision is its CDF.
 
-    ``prior="raised_cosine"`` on [½ − δ, ½ + δ], where δ is 0.1 unless given; or ``"uniform"``, for which the
+    ``prior`` is ``"raised_cosine"`` on [½ − δ, ½ + δ], with ``delta`` 0.1 by default, or ``"uniform"``, for which the
     decision is the probability itself.
     """
     if prior not in ("raised_cosine", "uniform"):
@@ -84,7 +85,7 @@ def score_oriented(
 
 
 def sigmoid_f1(*, sharpness: float = 1.0, offset: float = 0.0, **settings: Any) -> MetricLoss:
-    """sigmoidF1 (Bénédict et al., 2021): macro F1 over labels of the decision σ(S·(z − E)) on logits.
+    """sigmoidF1 (Bénédict et al., 2021): macro F1 over labels, with the decision σ(S·(z − E)) for a logit z.
 
     ``sharpness`` is S and ``offset`` is E.
     """
@@ -103,9 +104,10 @@ def _is_number(value: Any) -> bool:
 
 
 def wmw(*, margin: float = 0.2, power: int = 3, **settings: Any) -> MetricLoss:
-    """The Wilcoxon–Mann–Whitney loss for AUROC (Yan et al., 2003): pairs of probabilities closer than a margin.
+    """The Wilcoxon–Mann–Whitney loss for AUROC (Yan et al., 2003), which penalises pairs closer than a margin.
 
-    The mean over pairs of max(0, γ − (pᵢ − pⱼ))^q, with ``margin`` γ and ``power`` q, exactly and in O(n log n).
+    The mean of max(0, γ − (pᵢ − pⱼ))^q over positives i and negatives j, with ``margin`` γ and ``power`` q, exactly and
+    in O(n log n).
 
     >>> wmw()
     MetricLoss('auroc', surrogate=wmw, margin=0.2, power=3)

@@ -51,15 +51,15 @@ _OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 @dataclass(frozen=True)
 class Ranking:
-    """One metric of a ranking: its exact score, and the smooth stand-in that trains it.
+    """A metric of the ranking: its exact score, and the smooth surrogate used for training.
 
     Attributes:
-        name: How it is called.
+        name: The metric's name.
         exact: ``f(ranked, **options)``, the score of each row of a `stepless.ordering.Ranked`.
         surrogate: ``f(ranked, **options)``, the loss of each row.
-        scale: What the surrogate compares: log-odds, or probabilities.
+        scale: What the surrogate compares: ``"log-odds"`` or ``"probabilities"``.
         source: Where it was published.
-        options: The keyword arguments bound by :meth:`bind`, as pairs.
+        options: The keyword arguments fixed by :meth:`bind`, as pairs.
     """
 
     name: str
@@ -76,13 +76,13 @@ class Ranking:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The options of score and loss, with their default values; `inspect.Parameter.empty` where one is needed."""
+        """The options of score and loss with their default values; `inspect.Parameter.empty` if one is required."""
         return {**_defaults(self.exact), **_defaults(self.surrogate)}
 
     def bind(self, *, training: bool = True, **options: Any) -> Ranking:
-        """The same ranking with options fixed, as in ``RANKINGS["partial_auroc"].bind(max_fpr=0.1)``.
+        """Return the ranking with options fixed, as in ``RANKINGS["partial_auroc"].bind(max_fpr=0.1)``.
 
-        With ``training=False`` an option of the surrogate alone is an error, because it has no effect on the score.
+        With ``training=False``, an option of the surrogate alone is an error, because it does not change the score.
         """
         known = self.defaults if training else _defaults(self.exact)
         given = {**dict(self.options), **{name: as_tuple(value) for name, value in options.items()}}
@@ -97,11 +97,11 @@ class Ranking:
         return replace(self, options=tuple(sorted(given.items())))
 
     def score(self, ranked: Ranked) -> Tensor:
-        """The exact score of each row, NaN where it is not defined."""
+        """Compute the exact score of each row; NaN where it is undefined."""
         return self.exact(ranked, **self._options_of(self.exact))
 
     def loss(self, ranked: Ranked) -> Tensor:
-        """The surrogate loss of each row."""
+        """Compute the surrogate loss of each row."""
         return self.surrogate(ranked, **self._options_of(self.surrogate))
 
     def _options_of(self, function: Callable[..., Tensor]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def snake_case(name: str) -> str:
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """A mapping from names to things that also knows aliases and offers the nearest names for a wrong one."""
+    """A mapping from names to objects. It also knows aliases, and suggests the nearest names for a wrong one."""
 
     def __init__(self, noun: str) -> None:
         self._noun = noun
@@ -44,11 +44,11 @@ class Registry(Mapping[str, T], Generic[T]):
         self._reserved: set[str] = set()
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Names that stand for something elsewhere, and cannot be registered here."""
+        """Reserve names that are used elsewhere, so that they cannot be registered here."""
         self._reserved.update(names)
 
     def add(self, name: str, thing: T, aliases: Iterable[str] = ()) -> None:
-        """Register ``thing``; a name or alias that is taken is an error, so nothing is replaced by accident."""
+        """Register ``thing``. A name or alias that is taken is an error, so nothing is replaced by accident."""
         if isinstance(aliases, str):
             raise TypeError(f"aliases must be a sequence of names, as in ({aliases!r},); got the text {aliases!r}.")
         for taken in (name, *aliases):
@@ -69,7 +69,7 @@ class Registry(Mapping[str, T], Generic[T]):
             raise KeyError(self.unknown(name)) from None
 
     def unknown(self, name: str) -> str:
-        """The sentence for a name that is not here."""
+        """The error message for a name that is not registered."""
         near = difflib.get_close_matches(snake_case(name), [*self._things, *self._aliases], n=3, cutoff=0.5)
         if near:
             return f"unknown {self._noun} {name!r}; did you mean {', '.join(map(repr, near))}?"
@@ -133,19 +133,19 @@ def is_even(formula: Callable[..., Any], kind: Kind) -> bool:
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: a pure function of the confusion counts, and what cannot be read off the formula.
+    """A metric: a pure function of the confusion counts, and what the formula alone does not tell.
 
     Attributes:
-        name: How it is called.
+        name: The metric's name.
         function: ``f(tp, fp, fn, tn, **options)``, or ``f(matrix, **options)`` for ``kind="matrix"``.
-        best: The score of a perfect decision.
-        greater_is_better: The direction.
-        kind: Which counts the function reads: those of one class, of all classes at once, or the whole matrix.
+        best: The score of perfect decisions.
+        greater_is_better: Whether a greater score is better.
+        kind: Which counts the function reads: one ``"class"``, all classes (``"joint"``) or the whole ``"matrix"``.
         source: Where the formula was published.
-        worst: The worst score there is; None where there is no end, or none is known.
-        options: The keyword arguments bound by :meth:`bind`, as pairs.
-        bounded: Whether scores lie within [−1, 1] however many rows are counted, as those of shares do.
-        even: Whether scores of several classes are the same however frequent each of them is, as those of recalls are.
+        worst: The worst possible score; None if there is none, or it is not known.
+        options: The keyword arguments fixed by :meth:`bind`, as pairs.
+        bounded: Whether scores lie within [−1, 1] for any number of rows, as shares do.
+        even: Whether scores over several classes do not depend on the class frequencies, as recalls do not.
     """
 
     name: str
@@ -182,16 +182,16 @@ class Metric:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The options the metric has, with their default values."""
+        """The metric's options with their default values."""
         parameters = inspect.signature(self.function).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
     def option(self, name: str) -> Any:
-        """The value of an option: bound, or the default; None if the metric has no such option."""
+        """Return the value of an option, bound or default; None if the metric has no such option."""
         return dict(self.options).get(name, self.defaults.get(name))
 
     def bind(self, **options: Any) -> Metric:
-        """The same metric with options fixed, as in ``METRICS["f_beta"].bind(beta=2)``."""
+        """Return the metric with options fixed, as in ``METRICS["f_beta"].bind(beta=2)``."""
         if not options:
             return self
         known = self.defaults
@@ -209,10 +209,10 @@ class Metric:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The least and the greatest score there can be, infinite where no end is known."""
+        """The lowest and the highest possible score; infinite where no bound is known."""
         end = -math.inf if self.greater_is_better else math.inf
         return tuple(sorted((self.best, end if self.worst is None else self.worst)))  # type: ignore[return-value]
 
     def distance(self, score: Array) -> Array:
-        """How far ``score`` is from the best one: the loss."""
+        """Return how far ``score`` is from the best one. This is the loss."""
         return self.best - score if self.greater_is_better else score - self.best

@@ -12,11 +12,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Schedule:
-    """Move linearly from one setting to another while training progresses from 0 to ``until``, then stay.
+    """Change settings linearly while training progresses from 0 to ``until``, then keep them.
 
     Attributes:
-        blend: First and last share of cross-entropy in the loss; None leaves the loss's own.
-        sharpness: First and last sharpness of the step, as a multiple of the step given; None leaves it.
+        blend: First and last share of cross-entropy in the loss. None keeps the loss's own.
+        sharpness: First and last sharpness, as multiples of that of the loss's step. None keeps the step.
         until: The progress, in (0, 1], at which the last setting is reached.
 
     Example:
@@ -47,7 +47,7 @@ class Schedule:
             raise ValueError(f"sharpness must not go below 1, the step as given, nor be inf; got {self.sharpness}.")
 
     def at(self, progress: float | Tensor, setting: str) -> float | Tensor:
-        """The value of ``"blend"`` or ``"sharpness"`` at ``progress``."""
+        """Return the value of ``"blend"`` or ``"sharpness"`` at ``progress``."""
         first, last = getattr(self, setting)
         share = progress / self.until
         share = share.clamp(max=1.0) if isinstance(share, Tensor) else min(share, 1.0)

@@ -279,26 +279,26 @@ def score(
     maximize: bool | None = None,
     **options: Any,
 ) -> Tensor:
-    """The metric of the decisions themselves, equal to scikit-learn's, from tensors or arrays.
+    """Compute the exact metric of hard decisions, equal to scikit-learn's, from tensors or arrays.
 
     Args:
-        input: Scores: ``(N, …)`` binary, ``(N, labels, …)`` multilabel, ``(N, K, …)`` multiclass.
-        target: Of the input's shape; multiclass: class indices ``(N, …)``.
-        metric: A name of `stepless.METRICS` or `stepless.RANKINGS`, a formula as text, or a function of
+        input: Scores: ``(N, …)`` for binary, ``(N, labels, …)`` for multilabel, ``(N, K, …)`` for multiclass.
+        target: Same shape as the input; for multiclass, class indices ``(N, …)``.
+        metric: A name from `stepless.METRICS` or `stepless.RANKINGS`, a formula as text, or a function of
             ``(tp, fp, fn, tn)``.
-        sample_weight: One weight a sample, ``(N,)``, or one a pixel.
+        sample_weight: One weight per sample, ``(N,)``, or one per pixel.
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
-        average: ``"macro"`` (default), ``"micro"``, ``"weighted"``, ``"samples"`` (multilabel) or ``"none"``.
+        average: ``"macro"`` (default), ``"micro"``, ``"weighted"``, ``"samples"`` (multilabel only) or ``"none"``.
         inputs: ``"logits"`` or ``"probabilities"``.
-        threshold: Positive where the probability is at least this; see `stepless.MetricLoss`.
-        ignore_index: The target value of entries to leave out (multiclass: −100 unless given).
-        weight: Class weights (multiclass), or weights of the labels in a macro mean (multilabel).
-        per_image: Score each image by itself and average, instead of counting over the whole batch.
-        maximize: For formulas: whether greater is better.
+        threshold: Decide positive if the probability is at least this. Other forms: see `stepless.MetricLoss`.
+        ignore_index: Entries with this target value are left out. Default for multiclass: −100.
+        weight: Class weights (multiclass), or the label weights of the macro mean (multilabel).
+        per_image: Score each image separately and average, instead of counting over the whole batch.
+        maximize: For formulas only: whether greater is better.
         options: Options of the metric, such as ``beta`` or ``zero_division``.
 
     Returns:
-        A float64 scalar, or one value a class with ``average="none"``.
+        A float64 scalar, or with ``average="none"`` one value per class.
 
     Example:
         >>> import torch

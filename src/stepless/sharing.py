@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 class SharedFits:
-    """What was fitted inside of `shared_fits`.
+    """The parts fitted inside a `shared_fits` block.
 
     Attributes:
-        saved: Processor seconds that were not spent again. With them, what a fit has taken is what it takes alone.
+        saved: CPU seconds saved by reuse. Add them to the time of a fit to get its time without sharing.
     """
 
     def __init__(self) -> None:
@@ -53,15 +53,15 @@ _OPEN: ContextVar[SharedFits | None] = ContextVar("shared_fits", default=None)
 
 @contextmanager
 def shared_fits() -> Iterator[SharedFits]:
-    """Inside of this, what fits of the same rows have in common is made once, and kept in memory until the end.
+    """Share the common parts of several fits on the same rows: inside this block each is fitted once.
 
-    That is the linear model, and trees that are grown for the same: those of cross-entropy whatever the metric, and
-    those of a metric whatever the cut. Networks are trained for each fit. So several metrics of one table, with one
-    ``random_state``, take less time, and give what they give one by one. CatBoost's trees are not shared, nor are those
-    of tables so large that their scores would fill the memory (half a million rows of two classes).
+    Shared are the linear model and the trees with the same objective: trees of cross-entropy whatever the metric, and
+    trees of a metric whatever the threshold. Networks are trained for each fit. So fitting several metrics on one table
+    with one ``random_state`` takes less time, and gives the same models. CatBoost's trees are not shared, nor are those
+    of tables too large to keep their scores (half a million rows of two classes). Parts are in memory until the end.
 
     Returns:
-        An object whose ``saved`` says how many processor seconds were not spent again.
+        An object whose ``saved`` is the number of CPU seconds that were saved.
 
     Example:
         >>> import stepless as sl

@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class State:
-    """Named blocks of sums in one vector.
+    """Named blocks of sums in one flat vector. States with the same layout can be added.
 
     >>> state = State.pack({"cells": torch.ones(2, 4), "weight": torch.tensor(3.0)})
     >>> state.vector.shape, state["weight"]
@@ -29,7 +29,7 @@ class State:
 
     @classmethod
     def pack(cls, blocks: dict[str, Tensor]) -> State:
-        """Lay the blocks end to end, in the dtype of the first."""
+        """Make a state of named blocks, in the dtype of the first one."""
         layout = tuple((name, tuple(block.shape)) for name, block in blocks.items())
         flat = [block.reshape(-1) for block in blocks.values()]
         return cls(flat[0] if len(flat) == 1 else torch.cat([f.to(flat[0].dtype) for f in flat]), layout)
@@ -49,7 +49,7 @@ class State:
         return any(block == name for block, _ in self.layout)
 
     def with_vector(self, vector: Tensor) -> State:
-        """The same layout around another vector: a reduced, added or remembered one."""
+        """Return a state with the same layout and another vector."""
         return State(vector, self.layout)
 
     def __add__(self, other: State) -> State:

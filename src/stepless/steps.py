@@ -70,34 +70,34 @@ def _positive(name: str, value: Any) -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """Base class of all steps: define ``__call__``; define ``sharpened`` if the step can become harder."""
+    """Base class of all steps. A subclass defines ``__call__``, and ``sharpened`` if the step can become sharper."""
 
     promises: ClassVar[frozenset[Promise]]
 
     def __call__(self, p: Array, tau: Threshold) -> Array:
-        """The decision of probability ``p`` at threshold ``tau``."""
+        """Return the decision for probability ``p`` at threshold ``tau``."""
         raise NotImplementedError
 
     def from_logits(self, z: Array, tau: Threshold) -> Array:
-        """The decision of ``p = sigmoid(z)``; a step in logits overrides it to stay exact where p rounds to 0 or 1."""
+        """Return the decision for ``p = sigmoid(z)``. A step on logits overrides it, to be exact near p = 0 and 1."""
         return self(sigmoid(z), tau)
 
     def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Factors:
         """Write the decision and its derivative with respect to ``p`` into buffers, for the fused counting pass.
 
-        Both are written up to constants that are cheaper to apply to their sums; the result says which.
+        Constant factors are left out, because it is cheaper to apply them to the sums. They are returned.
         """
         raise NotImplementedError
 
     def linearise_logits(self, z: Tensor, tau: float, decision: Tensor, slope: Tensor, spare: Tensor) -> Factors:
-        """Write the decision of ``p = sigmoid(z)`` and its derivative with respect to ``z`` into buffers."""
+        """Write the decision for ``p = sigmoid(z)`` and its derivative with respect to ``z`` into buffers."""
         torch.sigmoid(z, out=spare)
         factors = self.linearise(spare, tau, decision, slope)
         _sigmoid_backward(slope, spare, grad_input=slope)
         return factors
 
     def linearise_few(self, x: Tensor, tau: float, *, logits: bool) -> tuple[Any, Any, Factors]:
-        """The same for a few logits or probabilities, as numpy arrays: decision, slope and constants."""
+        """Return decision, slope and factors for a few logits or probabilities, as numpy arrays."""
         decision, slope, spare = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
         if logits:
             factors = self.linearise_logits(x, tau, decision, slope, spare)
@@ -106,38 +106,38 @@ class Step:
         return decision.numpy(), slope.numpy(), factors
 
     def linearise_rows(self, p: Tensor, tau: Tensor, decision: Tensor, slope: Tensor | None, spare: Tensor) -> Factors:
-        """The same where each column of ``p`` has a threshold, for decisions whose sum is made 1.
+        """Do what `linearise` does, with one threshold per column of ``p``, for decisions that are made to sum to 1.
 
-        So a factor of the column may be left out as well. The slope may be not wanted.
+        So a factor of a whole column may be left out too. ``slope`` is None if it is not needed.
         """
         at: Any = tau  # what is arithmetic with a number is arithmetic with a row of them
         return self.linearise(p, at, decision, spare if slope is None else slope)
 
     def linearise_few_rows(self, p: Any, tau: Any) -> tuple[Any, Any, Factors]:
-        """The same for a few probabilities, as numpy arrays: decision, slope and constants."""
+        """Do what `linearise_rows` does for a few probabilities, and return numpy arrays and the factors."""
         decision, slope = np.empty_like(p), np.empty_like(p)
         buffers = torch.from_numpy(decision), torch.from_numpy(slope), torch.from_numpy(np.empty_like(p))
         return decision, slope, self.linearise_rows(torch.from_numpy(p), torch.from_numpy(tau), *buffers)
 
     def has_twin(self, tau: float) -> bool:
-        """Whether ``linearise`` and its kin are as exact at this threshold as the step itself."""
+        """Tell whether ``linearise`` and its variants are as exact at this threshold as the step itself."""
         return True
 
     def has_row_twin(self, *, logits: bool) -> bool:
-        """Whether ``linearise_rows`` is as exact as the step, at thresholds of classes, which are at most ½.
+        """Tell whether ``linearise_rows`` is as exact as the step at thresholds of classes, which are at most ½.
 
-        Not unless a step says so: what is written for one threshold need not take a row of them.
+        False unless a step overrides it, because code for one threshold need not accept a row of them.
         """
         return False
 
     def sharpened(self, factor: Any) -> Step:
-        """The same step, ``factor`` (a number, or a scheduled tensor) times as sharp."""
+        """Return the same step, ``factor`` times as sharp. A schedule passes a tensor."""
         raise TypeError(f"{type(self).__name__} has no sharpness; schedule a step that has one, such as Linear().")
 
 
 @dataclass(frozen=True)
 class Hard(Step):
-    """The step itself: 1 where p ≥ τ, else 0. For evaluation; it has no gradient.
+    """The exact step: 1 if p ≥ τ, else 0. It has no gradient and is for evaluation only.
 
     >>> Hard()(torch.tensor([0.2, 0.5, 0.9]), 0.5)
     tensor([0., 1., 1.])
@@ -151,7 +151,9 @@ class Hard(Step):
 
 @dataclass(frozen=True)
 class Identity(Step):
-    """The probability is the decision: soft Dice, soft F1, uniform score-oriented losses. The threshold has no effect.
+    """Use the probability as the decision, as soft Dice, soft F1 and uniform score-oriented losses do.
+
+    The threshold has no effect.
 
     >>> Identity()(torch.tensor([0.2, 0.5, 0.9]), 0.3)
     tensor([0.2000, 0.5000, 0.9000])
@@ -178,7 +180,7 @@ class Identity(Step):
 
 @dataclass(frozen=True)
 class Sigmoid(Step):
-    """σ(k(p − τ)), the sigmoid Heaviside of *Bridging the Gap* (k = 10) and AnyLoss's approximation (L = 73).
+    """A sigmoid of the probability, σ(k(p − τ)), as in *Bridging the Gap* (k = 10) and AnyLoss (k = 73).
 
     >>> Sigmoid(k=10)(torch.tensor([0.2, 0.5, 0.9]), 0.5)
     tensor([0.0474, 0.5000, 0.9820])
@@ -207,10 +209,10 @@ class Sigmoid(Step):
 
 @dataclass(frozen=True)
 class Linear(Step):
-    """The linear Heaviside of *Bridging the Gap*: a steep piece around τ between two gentle ones.
+    """The piecewise linear step of *Bridging the Gap*: a steep piece around τ between two flatter ones.
 
-    With τ_m = min(τ, 1 − τ) it runs through (0, 0), (τ − width·τ_m/2, δ), (τ, ½), (τ + width·τ_m/2, 1 − δ), (1, 1);
-    ``width=1`` is the paper's. Its gradient is nowhere zero for δ > 0.
+    With τ_m = min(τ, 1 − τ) it runs through (0, 0), (τ − width·τ_m/2, δ), (τ, ½), (τ + width·τ_m/2, 1 − δ) and (1, 1).
+    The paper has ``width=1``. If δ > 0, the gradient is zero nowhere.
 
     >>> Linear(delta=0.1)(torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0]), 0.5)
     tensor([0.0000, 0.1000, 0.5000, 0.9000, 1.0000])
@@ -311,9 +313,9 @@ def _pieces_of(step: Linear, tau: float) -> tuple[Any, Any, Any, Any, Any]:
 
 @dataclass(frozen=True)
 class RaisedCosine(Step):
-    """CDF of a raised-cosine threshold on [τ − δ, τ + δ], of score-oriented losses. Zero gradient outside the band.
+    """The step of score-oriented losses: the CDF of a raised-cosine threshold on [τ − δ, τ + δ].
 
-    It is 0 and 1 at the ends where δ ≤ min(τ, 1 − τ).
+    The gradient is zero outside this band. If δ ≤ min(τ, 1 − τ), the decision is 0 at p = 0 and 1 at p = 1.
 
     >>> RaisedCosine(delta=0.2)(torch.tensor([0.4, 0.5, 0.7]), 0.5)
     tensor([0.0908, 0.5000, 1.0000])
@@ -345,7 +347,9 @@ class RaisedCosine(Step):
 
 @dataclass(frozen=True)
 class LogitSigmoid(Step):
-    """σ((logit p − logit τ) / temperature): a sigmoid on logits, as in sigmoidF1. ``temperature=1``, τ = ½ is Identity.
+    """A sigmoid of the logit, σ((logit p − logit τ) / temperature), as in sigmoidF1.
+
+    With ``temperature=1`` and τ = ½ it equals `Identity`.
 
     >>> LogitSigmoid(temperature=0.5)(torch.tensor([0.2, 0.5, 0.9]), 0.5)
     tensor([0.0588, 0.5000, 0.9878])

@@ -38,32 +38,32 @@ def tune_threshold(
     random_state: int = 0,
     **options: Any,
 ) -> Tuning:
-    """Find the threshold that scores best, over every distinct cut.
+    """Find the threshold with the best score, over every distinct cut.
 
-    Binary: exact. Multilabel: one threshold a label, exact for the averages that separate (macro, weighted; but not
-    with ``zero_division=nan``, where a label that is left undefined may raise the mean of the others); for micro and
-    samples a search that sweeps one label at a time, exactly, from several starts, until nothing improves
-    (`stepless.cuts.labels`). Multiclass: one offset a class, by the same kind of search (`stepless.cuts.offsets`); it
-    never ends below plain argmax. On problems so small that all rules can be tried, they are.
+    Binary: the result is exact. Multilabel: one threshold per label. Macro and weighted averages are exact, except with
+    ``zero_division=nan``, where leaving one label undefined may raise the mean of the others. Micro and samples
+    averages are searched: one label at a time is swept exactly, from several starts, until nothing improves
+    (`stepless.cuts.labels`). Multiclass: one offset per class, from the same kind of search
+    (`stepless.cuts.offsets`), never worse than plain argmax. On very small problems every rule is tried.
 
-    Of cuts that score the same the one with the widest gap around it is taken. Constant scores, and all of a label's
-    scores being the same, leave a choice between yes and no to all: a threshold of −inf or inf. A label (of several)
-    that has no positives, or nothing but positives, is tuned like any other; where its score is the same at every cut,
-    the answer is no: inf. Constant class probabilities lead to offsets that give every row to one class.
+    Of equally good cuts, the one with the widest gap around it is chosen. Constant scores, also of one label, only
+    allow yes or no to everything: a threshold of −inf or inf. A label without positives, or without negatives, is tuned
+    like any other; if every cut scores the same, the answer is no (inf). Constant class probabilities lead to offsets
+    that assign every row to one class.
 
     Args:
-        scores: ``(N,)`` binary, ``(N, labels)`` multilabel, ``(N, K)`` multiclass.
+        scores: ``(N,)`` for binary, ``(N, labels)`` for multilabel, ``(N, K)`` for multiclass.
         target: ``(N,)`` of 0 and 1, ``(N, labels)`` of 0 and 1, or ``(N,)`` class indices.
-        metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
-        subject_to: Constraints, as in ``"precision >= 0.9"``, joined by ``and`` or in a list; multilabel macro and
-            weighted: each label must meet them.
-        sample_weight: One weight a row.
+        metric: A name from `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
+        subject_to: Constraints, such as ``"precision >= 0.9"``, joined by ``and`` or in a list. With multilabel macro
+            or weighted averages, every label must meet them.
+        sample_weight: One weight per row.
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
-        average: ``"macro"`` (default), ``"micro"``, ``"weighted"`` or ``"samples"`` (multilabel).
+        average: ``"macro"`` (default), ``"micro"``, ``"weighted"`` or ``"samples"`` (multilabel only).
         inputs: What the scores are: ``"scores"`` (any numbers; the threshold is in their units), ``"probabilities"`` or
-            ``"logits"``. Multiclass needs to know: probabilities or logits.
-        maximize: For formulas: whether greater is better (default: if right decisions make it so).
-        restarts: Random starts of the multiclass search.
+            ``"logits"``. Multiclass needs one of the last two.
+        maximize: For formulas only: whether greater is better. By default this is found by trying the formula.
+        restarts: How many random starts the multiclass search makes.
         random_state: Seed of these starts.
         options: Options of the metric, such as ``beta``.
 
@@ -71,10 +71,10 @@ def tune_threshold(
         A `Tuning`.
 
     Raises:
-        ValueError: For a target that has one class only (binary and multiclass), NaN, lengths that do not match, values
-            out of range, no rows or no weight; and for constraints that no rule meets, with the best value that one
-            has. Where the rules are searched and not all tried, that is the best value found.
-        TypeError: For scores, targets or weights that are no numbers.
+        ValueError: If the target has one class only (binary and multiclass); for NaN, lengths that do not match, values
+            out of range, no rows or no weight; and if no rule meets the constraints. The message then gives the best
+            attainable value, or the best value found if not all rules were tried.
+        TypeError: If scores, targets or weights are not numbers.
 
     Example:
         >>> scores, target = [0.125, 0.5, 0.25, 0.75], [0, 0, 1, 1]

@@ -90,7 +90,7 @@ class Data(ABC):
 
 
 class Interval(NamedTuple):
-    """A bootstrap interval of a tuned threshold (one pair, or one a label or class) and of its score."""
+    """Bootstrap intervals of a tuned threshold (one pair, or one per label or class) and of its score."""
 
     threshold: Any
     score: tuple[float, float]
@@ -98,20 +98,20 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Tuning:
-    """What `tune_threshold` found. Pass it as ``threshold=`` to `stepless.score` or `stepless.MetricLoss`.
+    """The result of `tune_threshold`. Pass it as ``threshold=`` to `stepless.score` or `stepless.MetricLoss`.
 
-    It can be copied and pickled wherever its metric can: a name or a text formula can, a lambda cannot.
+    It can be copied and pickled if its metric can: a name or a text formula can, a lambda cannot.
 
     Attributes:
-        threshold: Say yes where score ≥ threshold. Multilabel: one a label. Multiclass: one offset a class, to be
+        threshold: Decide yes if score ≥ threshold. Multilabel: one per label. Multiclass: one offset per class, to be
             subtracted from the log-probabilities before the argmax.
-        score: The metric there, on the data it was tuned on: what was chosen, not what to expect of new data.
-        counts: The confusion counts there; one entry a label or class where there are several.
+        score: The metric at this threshold on the tuning data. It was chosen there, so it is optimistic for new data.
+        counts: The confusion counts at this threshold, with one entry per label or class if there are several.
         task: The task.
-        inputs: What the scores are.
-        sweeps: The counts at every cut: of the scores, or of each label. Empty for multiclass.
-        metric: What was tuned for.
-        data: What it was tuned on.
+        inputs: What the scores are: ``"scores"``, ``"probabilities"`` or ``"logits"``.
+        sweeps: The counts at every cut, one sweep for binary scores or one per label. Empty for multiclass.
+        metric: The metric that was tuned.
+        data: The data it was tuned on.
     """
 
     threshold: Any
@@ -124,7 +124,7 @@ class Tuning:
     data: Data = field(repr=False, compare=False)
 
     def curve(self, label: int = 0) -> tuple[Floats, Floats]:
-        """Thresholds, descending, and the metric at each: of the binary scores, or of one label."""
+        """Return the thresholds, descending, and the metric at each, for binary scores or for one label."""
         if not self.sweeps:
             raise ValueError("multiclass has offsets and no threshold, so there is no curve over it.")
         if not 0 <= label < len(self.sweeps):
@@ -133,10 +133,10 @@ class Tuning:
         return swept.thresholds, score_counts(self.metric, swept.counts)
 
     def interval(self, n_boot: int = 200, *, confidence: float = 0.95, random_state: int = 0) -> Interval:
-        """Percentile intervals over resampled rows.
+        """Compute bootstrap percentile intervals of the threshold and the score.
 
-        The threshold is tuned anew on each resample; the score is that of *this* threshold on the resample. Resamples
-        that cannot be tuned say nothing of the threshold; there is a warning where they are most of them.
+        On each of ``n_boot`` resamples of the rows, the threshold is tuned again, and the score is that of *this*
+        threshold. Resamples that cannot be tuned do not count for the threshold; if most cannot, there is a warning.
         """
         if not is_whole(n_boot) or n_boot < 2 or not 0 < confidence < 1:
             raise ValueError(f"n_boot must be at least 2 and confidence in (0, 1); got {n_boot} and {confidence}.")
