@@ -25,6 +25,10 @@ def formula(function):
     return lambda: MetricLoss(function)
 
 
+def stopped(tp, fp, fn, tn):
+    raise TypeError("no more.")
+
+
 def build(*args, **settings):
     return lambda: MetricLoss(*args, **settings)
 
@@ -219,6 +223,7 @@ SETTINGS = {
     "formula of None": (formula(lambda tp, fp, fn, tn: None), ValueError, "one number .*got a NoneType"),
     "formula detached": (formula(lambda tp, fp, fn, tn: tp.detach()), ValueError, "detach.*arithmetic on the four"),
     "formula of one item": (formula(lambda tp, fp, fn, tn: tp.item()), ValueError, "item.*arithmetic on the four"),
+    "formula whose error ends in a stop": (formula(stopped), ValueError, r"TypeError: no more\. It must be arithmetic"),
     "formula with a float": (formula(lambda tp, fp, fn, tn: float(tp)), ValueError, "arithmetic on the four counts"),
     "formula that branches": (
         formula(lambda tp, fp, fn, tn: tp if tp > fp else fp), ValueError, "cannot branch on a count.*maximum",

@@ -141,9 +141,10 @@ def _probed(name: str, function: Callable[..., Array], maximize: bool | None) ->
     except ValueError:
         raise
     except Exception as error:
+        cause = f"{type(error).__name__}: {error}".rstrip(".")
         raise ValueError(
-            f"the formula {name!r} could not be computed from (tp, fp, fn, tn): {type(error).__name__}: {error}."
-            " It must be arithmetic on the four counts."
+            f"the formula {name!r} could not be computed from (tp, fp, fn, tn): {cause}. It must be arithmetic on the"
+            " four counts."
         ) from error
     if not isinstance(value, Tensor) or value.shape != (len(_PROBE),):
         got = (
