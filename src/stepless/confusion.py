@@ -135,7 +135,7 @@ def class_cells(batch: Batch, decision: Array, unit: Unit, *, overlap: Overlap =
     classes, weight = decision.shape[1], _inner_weight(batch, unit)
     summed = [axis for axis in range(decision.ndim) if axis != 1 and not (axis == 0 and unit == "image")]
     per_class = None if weight is None else weight[:, None]
-    if batch.indices:
+    if batch.indices():
         index = batch.target.unsqueeze(1)
         hit = decision.gather(1, index).squeeze(1)
         tp, fn = (
@@ -159,7 +159,7 @@ def class_matrix(batch: Batch, decision: Array, unit: Unit) -> Array:
     """Confusion matrices ``(units, K, K)``: row a holds how the samples of class a were decided."""
     classes, weight = decision.shape[1], _inner_weight(batch, unit)
     rows = last(decision if weight is None else decision * weight[:, None], 1).reshape(-1, classes)
-    if batch.indices:
+    if batch.indices():
         units, index = _unit_index(batch.target, classes, unit)
         return sum_rows(rows, index, units * classes).view(units, classes, classes)
     units = decision.shape[0] if unit == "image" else 1
@@ -191,7 +191,7 @@ def unit_weight(batch: Batch, unit: Unit) -> Array:
 
 def _inner_weight(batch: Batch, unit: Unit) -> Array | None:
     """The weight of an entry inside its unit."""
-    return batch.mask if _outside(batch, unit) else batch.entry_weight
+    return batch.mask if _outside(batch, unit) else batch.entry_weight()
 
 
 def _outside(batch: Batch, unit: Unit) -> bool:

@@ -42,7 +42,7 @@ class Blending(NamedTuple):
             raise ValueError(f'cross_entropy must be "plain" or "balanced"; got {kind!r}.')
         if kind != "plain" and not self.share and not self.moves:
             raise ValueError(f"cross_entropy={kind!r} has no effect without a blend; pass blend= or a schedule.")
-        return self._replace(balanced=kind == "balanced")
+        return Blending(self.share, self.moves, self.fewest, kind == "balanced")
 
 
 def asked_blending(blend: Any, schedule: Any) -> Blending:
@@ -60,7 +60,7 @@ def asked_blending(blend: Any, schedule: Any) -> Blending:
 
 def cross_entropy_sums(batch: Batch, task: Task) -> Array:
     """Σ w·cross-entropy and Σ w, for each label and true class: shape ``(2, labels, classes)``."""
-    weight = batch.entry_weight
+    weight = batch.entry_weight()
     if task == "multiclass":
         return _multiclass(batch, weight)
     if batch.logits:
@@ -79,7 +79,7 @@ def cross_entropy_sums(batch: Batch, task: Task) -> Array:
 def _multiclass(batch: Batch, weight: Array | None) -> Array:
     classes = batch.scores.shape[1]
     log_p = log_softmax(batch.scores) if batch.logits else _log(batch.scores)
-    if batch.indices:
+    if batch.indices():
         true = log_p.gather(1, batch.target.unsqueeze(1)).squeeze(1)
         loss = -true.masked_fill(true == -math.inf, LOWEST_LOG)  # a class that is ruled out has no slope either
         each = torch.ones_like(loss) if weight is None else weight.expand_as(loss)

@@ -81,9 +81,10 @@ def resolve(metric: Any, *, maximize: bool | None = None, **options: Any) -> Met
 
 
 def _make(formula: str | Callable[..., Any], maximize: bool | None) -> Metric:
-    if isinstance(formula, str):
-        return _probed(formula.strip(), parse(formula), maximize)
-    return _probed(getattr(formula, "__name__", type(formula).__name__), SafeFormula(formula), maximize)
+    with torch._C._DisableFuncTorch():  # a formula that is made within vmap or grad is tried on plain numbers
+        if isinstance(formula, str):
+            return _probed(formula.strip(), parse(formula), maximize)
+        return _probed(getattr(formula, "__name__", type(formula).__name__), SafeFormula(formula), maximize)
 
 
 class _Made:
@@ -111,13 +112,13 @@ def _check_options(metric: Metric) -> None:
         default = metric.defaults[name]
         if isinstance(default, float):
             wanted = "be a number or nan" if name == "zero_division" else "be a finite number that is not negative"
-            number = isinstance(value, int | float) and not isinstance(value, bool)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not number or (name != "zero_division" and not 0 <= value < math.inf):
                 raise ValueError(f"{name} must {wanted}; got {value!r}.")
         if name == "costs" and value is not None:
             rows = value if isinstance(value, tuple) else (value,)
             flat = [cost for row in rows for cost in (row if isinstance(row, tuple) else (row,))]
-            if not all(isinstance(cost, int | float) and math.isfinite(cost) for cost in flat):
+            if not all(isinstance(cost, (int, float)) and math.isfinite(cost) for cost in flat):
                 raise ValueError(f"costs must be finite; got {value!r}.")
             if not isinstance(value, tuple) or any(not isinstance(r, tuple) or len(r) != len(rows) for r in rows):
                 raise ValueError(f"costs must be K×K for K classes (rows the truth); got {value!r}.")

@@ -189,7 +189,7 @@ class _Parser:
 
 def _as_number(node: ast.expr) -> float | None:
     value = node.value if isinstance(node, ast.Constant) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
         return float(value)

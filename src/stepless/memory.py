@@ -49,7 +49,7 @@ class Memory:
     batches: float = 2048.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.batches, int | float) or not 1 <= self.batches < float("inf"):
+        if not isinstance(self.batches, (int, float)) or not 1 <= self.batches < float("inf"):
             raise ValueError(f"batches must be a finite number of at least 1; got {self.batches!r}.")
 
     @property

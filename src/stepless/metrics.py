@@ -286,7 +286,7 @@ def weighted_kappa(matrix: Array, *, weights: str = "quadratic") -> Array:
     if weights not in ("linear", "quadratic"):
         raise ValueError(f'weights must be "linear" or "quadratic"; got {weights!r}.')
     true, decided = matrix.sum(-1), matrix.sum(-2)
-    index = constant(range(matrix.shape[-1]), matrix)
+    index = constant(tuple(range(matrix.shape[-1])), matrix)
     distance = abs(index[:, None] - index)
     penalty = distance if weights == "linear" else distance * distance
     by_chance = true[..., :, None] * ratio(decided, decided.sum(-1)[..., None])[..., None, :]

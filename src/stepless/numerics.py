@@ -36,7 +36,7 @@ def namespace(x: Array) -> Any:
 
 def nonzero(x: Array) -> Array:
     """Where ``x`` is more, or less, than `NOTHING`; NaN counts as something, so that it stays visible."""
-    if isinstance(x, int | float):
+    if isinstance(x, (int, float)):
         return not -NOTHING < x < NOTHING
     xp = namespace(x)
     return xp.logical_not(xp.less(xp.abs(x), NOTHING))
@@ -93,7 +93,7 @@ def root(x: Array, degree: float = 2.0) -> Array:
     >>> root(torch.tensor([9.0, 0.0]))
     tensor([3., 0.])
     """
-    if isinstance(x, int | float):
+    if isinstance(x, (int, float)):
         return float(x) ** (1.0 / degree) if x > NOTHING else 0.0 * x
     xp = namespace(x)
     positive = xp.greater(x, NOTHING)
@@ -160,7 +160,7 @@ def logit(p: Array) -> Array:
     """The inverse of `sigmoid`, inside (0, 1)."""
     if isinstance(p, torch.Tensor):
         return torch.logit(p)
-    if isinstance(p, int | float):
+    if isinstance(p, (int, float)):
         return math.log(p) - math.log1p(-p)
     xp = namespace(p)
     return xp.log(p) - xp.log1p(-p)
@@ -275,4 +275,4 @@ def as_tuple(values: Any) -> Any:
     """Nested sequences, arrays or tensors as nested tuples of numbers: hashable, comparable, free of a device."""
     if hasattr(values, "tolist"):
         values = values.tolist()
-    return tuple(as_tuple(v) for v in values) if isinstance(values, list | tuple | range) else values
+    return tuple(as_tuple(v) for v in values) if isinstance(values, (list, tuple, range)) else values

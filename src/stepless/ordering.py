@@ -1,16 +1,16 @@
-"""Samples in the order of their scores: the metrics of a ranking, each exact and as a smooth stand-in that trains.
+"""Metrics of a ranking on samples sorted by score: each exact, and as a smooth surrogate for training.
 
-A metric of a ranking counts pairs, and there are n₊·n₋ of them. None is ever written down: with the samples sorted, a
-sum over pairs of a piecewise polynomial is a handful of prefix sums (`HingeSums`), so everything here takes O(n log n)
-time and O(n) memory. Most stand-ins compare scores by
+A metric of a ranking counts pairs, and there are n₊·n₋ of them. They are never written down: on sorted samples, a sum
+over pairs of a piecewise polynomial is a handful of prefix sums (`HingeSums`). So everything here takes O(n log n) time
+and O(n) memory. Most surrogates compare scores by
 
     φ(d) = 0 for d ≥ m,   (m − d)² / 4m for |d| < m,   −d for d ≤ −m,         d = sᵢ − sⱼ, i positive, j negative,
 
-the hinge made smooth (Huber). At m = 2 it is close to the pairwise logistic loss log(1 + e^−d). It asks nothing of
-pairs that are apart by the margin m, and however far a pair is in the wrong order, its slope is 1 and not 0.
+a smooth (Huber) hinge. At m = 2 it is close to the pairwise logistic loss log(1 + e^−d). It asks nothing of pairs that
+are apart by the margin m, and however wrong the order of a pair is, the slope is 1 and not 0.
 
-Every function takes samples in order (`Ranked`), with any number of leading axes (classes), and gives one number for
-each. Without positives or without negatives a stand-in is 0, and so is its gradient.
+Every function takes sorted samples (`Ranked`), with any number of leading axes (classes), and returns one number for
+each. Without positives or without negatives, a surrogate and its gradient are 0.
 """
 
 from __future__ import annotations
@@ -26,41 +26,39 @@ from stepless.numerics import constant, ratio
 
 
 class Ranked(NamedTuple):
-    """Samples along the last axis, the highest score first.
+    """Samples along the last axis, sorted by score, highest first.
 
     Attributes:
         depth: Minus the score, ascending.
         positive: The weight of each sample as a positive: weight · target.
-        negative: Its weight as a negative: weight · (1 − target).
+        negative: The weight of each sample as a negative: weight · (1 − target).
     """
 
     depth: Tensor
     positive: Tensor
     negative: Tensor
 
-    @property
     def totals(self) -> tuple[Tensor, Tensor]:
-        """The weight of all positives and of all negatives."""
+        """Return the total weight of the positives and of the negatives."""
         return self.positive.sum(-1), self.negative.sum(-1)
 
-    @property
     def mass(self) -> Tensor:
-        """The weight of each sample and of all before it."""
+        """Return the weight of each sample and all before it."""
         return (self.positive + self.negative).cumsum(-1)
 
     def ties(self) -> tuple[Tensor, Tensor]:
-        """For each sample the indices of the first and of the last one with its score."""
+        """Return for each sample the indices of the first and the last sample with the same score."""
         depth = self.depth.detach()
         return torch.searchsorted(depth, depth), torch.searchsorted(depth, depth, right=True) - 1
 
     def curve(self) -> tuple[Tensor, Tensor]:
-        """True and false positives of the cut below each sample and those tied with it."""
+        """Return true and false positives of the cut below each sample and those tied with it."""
         last = self.ties()[1]
         return self.positive.cumsum(-1).gather(-1, last), self.negative.cumsum(-1).gather(-1, last)
 
 
 def rank(scores: Tensor, positive: Tensor, negative: Tensor) -> Ranked:
-    """Sort samples ``(…, n)`` by score, in float64: prefix sums of float32 drift, and stall at 2^24."""
+    """Sort samples ``(…, n)`` by score, in float64, because prefix sums in float32 drift and stall at 2^24."""
     wide = torch.float32 if scores.device.type == "mps" else torch.float64  # Apple's devices have no float64
     scores = torch.where(positive + negative != 0, scores, scores.detach())  # what weighs nothing: exactly no gradient
     depth, order = torch.sort(-scores.to(wide), dim=-1)
@@ -70,13 +68,13 @@ def rank(scores: Tensor, positive: Tensor, negative: Tensor) -> Ranked:
 class HingeSums:
     """Sums over knots a₁ ≤ … ≤ aₙ of wⱼ · max(0, t − aⱼ)^p, for any t in O(log n).
 
-    At the knots the sums of power p grow by those of lower powers, so p + 1 prefix sums give them all. From the knot
-    below t they are carried to t by the binomial formula. All terms are positive: nothing cancels, as it would in sums
-    of powers of aⱼ itself.
+    From knot to knot, the sums of power p grow by those of lower powers, so p + 1 prefix sums give them all. From the
+    knot below t they are carried to t by the binomial formula. All terms are positive, so nothing cancels, as it would
+    in sums of powers of aⱼ itself.
 
     Shape:
         - knots, weight: ``(…, n)``.
-        - t: ``(…, m)``, and so the result.
+        - t and the result: ``(…, m)``.
 
     Example:
         >>> knots, weight = torch.tensor([0.0, 1.0, 3.0]), torch.tensor([1.0, 2.0, 1.0])
@@ -112,7 +110,7 @@ def _carry(sums: list[Tensor], way: Tensor, power: int) -> Tensor:
 
 
 def huber(d: Tensor, margin: float) -> Tensor:
-    """The smooth hinge φ(d) of the module's docstring: a difference of two squared hinges."""
+    """Compute the smooth hinge φ(d) of the module's docstring, as a difference of two squared hinges."""
     return (F.relu(margin - d).square() - F.relu(-margin - d).square()) / (4 * margin)
 
 
@@ -146,13 +144,13 @@ def _damped_pairs(ranked: Ranked, negative: Tensor, margin: float, damping: floa
 
 
 def auroc(ranked: Ranked) -> Tensor:
-    """Area under the ROC curve: how often a positive is ranked above a negative; ties count half."""
+    """Area under the ROC curve: how often a positive is ranked above a negative. Ties count half."""
     return partial_auroc(ranked, max_fpr=1.0)
 
 
 def partial_auroc(ranked: Ranked, *, max_fpr: float) -> Tensor:
     """Area under the ROC curve up to a false positive rate, standardised so that chance is ½ and the best 1."""
-    (tp, fp), (positives, negatives) = ranked.curve(), ranked.totals
+    (tp, fp), (positives, negatives) = ranked.curve(), ranked.totals()
     tpr = F.pad(ratio(tp, positives.unsqueeze(-1)), (1, 0))
     fpr = F.pad(ratio(fp, negatives.unsqueeze(-1)), (1, 0))
     # each piece of the curve as far as max_fpr, where it is cut off on a straight line
@@ -166,16 +164,17 @@ def partial_auroc(ranked: Ranked, *, max_fpr: float) -> Tensor:
 
 
 def anchored_pairs(ranked: Ranked, *, margin: float = 4.0, damping: float | None = None, anchor: float = 0.5) -> Tensor:
-    """AUROC: how many negatives lie above a positive, counted smoothly and damped; and cross-entropy to anchor it.
+    """AUROC: a smooth, damped count of the negatives above each positive, and cross-entropy as an anchor.
 
-    (1 − a) · Σᵢ wᵢ log(1 + c·Fᵢ) / log(1 + c) / Σᵢ wᵢ + a · Σ w · cross-entropy / Σ w, where a is ``anchor``, i runs
-    over the positives, and Fᵢ = Σ₋ wⱼ φ(sᵢ − sⱼ) · 4/m / Σ₋ wⱼ is the false positive rate at the positive i, with φ of
-    ``margin`` m for the hard count. φ(0) = m/4 and the logarithm is concave, so the first term is at least 1 − AUROC.
+    (1 − a) · Σᵢ wᵢ log(1 + c·Fᵢ) / log(1 + c) / Σᵢ wᵢ + a · Σ w · cross-entropy / Σ w, where a is ``anchor`` and i runs
+    over the positives. Fᵢ = Σ₋ wⱼ φ(sᵢ − sⱼ) · 4/m / Σ₋ wⱼ, summed over the negatives, is the false positive rate at
+    the positive i, counted smoothly. φ is a smooth hinge with ``margin`` m: 0 for d ≥ m, (m − d)² / 4m for |d| < m, and
+    −d for d ≤ −m. Because φ(0) = m/4 and the logarithm is concave, the first term is at least 1 − AUROC.
 
-    Damping keeps a few positives that cannot be told from negatives from outweighing all others. By default c is the
-    number of negatives to a positive, Σ₋ w / Σ₊ w: then c·Fᵢ counts negatives above the positive as precision does.
-    c = 0 is the plain mean over pairs. Cross-entropy holds the scores in place, whose level and scale AUROC leaves
-    free; few positives are ranked better with it than without.
+    Damping keeps a few positives that look like negatives from outweighing all others. Its strength c is ``damping``,
+    by default the number of negatives per positive, Σ₋ w / Σ₊ w; then c·Fᵢ counts the negatives above a positive as
+    precision does. c = 0 is the plain mean over pairs. AUROC leaves level and scale of the scores free. Cross-entropy
+    fixes them, which ranks few positives better.
 
     Source: φ is convex and differentiable with φ'(0) < 0, so its mean over pairs is consistent with AUROC (Gao and
     Zhou, 2015), and so is cross-entropy (Agarwal, 2014). Damping and anchor are ours; see benchmarks/ranking.
@@ -188,7 +187,7 @@ def _anchored(ranked: Ranked, loss: Tensor, anchor: float) -> Tensor:
     if anchor == 0:
         return loss
     entropy = ranked.positive * F.softplus(ranked.depth) + ranked.negative * F.softplus(-ranked.depth)
-    positives, negatives = ranked.totals
+    positives, negatives = ranked.totals()
     mean = ratio(entropy.sum(-1), positives + negatives)
     return (1 - anchor) * loss + anchor * torch.where(positives * negatives != 0, mean, 0.0 * mean)
 
@@ -196,7 +195,7 @@ def _anchored(ranked: Ranked, loss: Tensor, anchor: float) -> Tensor:
 def wmw(ranked: Ranked, *, margin: float = 0.2, power: int = 3) -> Tensor:
     """AUROC as Wilcoxon, Mann and Whitney count it: the mean over pairs of max(0, γ − (pᵢ − pⱼ))^q, p probabilities.
 
-    ``margin`` is γ and ``power`` is q. The paper has the sum; the mean does not grow with the batch.
+    ``margin`` is γ and ``power`` is q. The paper uses the sum; the mean does not grow with the batch.
 
     Source: Yan et al., ICML 2003. All pairs in O(n log n): see `HingeSums`.
     """
@@ -208,8 +207,8 @@ def soft_set_area(ranked: Ranked, *, thresholds: tuple[float, ...], delta: float
     """AUROC of soft sets: 1 − the area under (FPR(τ), TPR(τ)) over thresholds τ, from (0, 0) to (1, 1).
 
     TPR(τ) = Σ₊ w H(p, τ) / Σ₊ w and FPR(τ) = Σ₋ w H(p, τ) / Σ₋ w of probabilities p, with the linear Heaviside H of
-    `stepless.Linear`; the area is that of the trapezoids between neighbouring thresholds. H bends at b = τ − τ_m/2 and
-    at c = τ + τ_m/2 alone, so its sum over n samples is one of hinges, and T thresholds cost O(T log n):
+    `stepless.Linear`. The area is that of the trapezoids between neighbouring thresholds. H only bends at b = τ − τ_m/2
+    and c = τ + τ_m/2, so its sum over n samples is a sum of hinges, and T thresholds cost O(T log n):
 
         H(p, τ) = m₁ p + (m₂ − m₁) (p − b)₊ + (m₃ − m₂) (p − c)₊,  slopes m₁ = δ/b, m₂ = (1 − 2δ)/τ_m, m₃ = δ/(1 − c).
 
@@ -233,17 +232,17 @@ def soft_set_area(ranked: Ranked, *, thresholds: tuple[float, ...], delta: float
 
     tpr, fpr = rate(ranked.positive), rate(ranked.negative)
     area = (fpr.diff(dim=-1) * (tpr[..., 1:] + tpr[..., :-1]) / 2).sum(-1)
-    positives, negatives = ranked.totals
+    positives, negatives = ranked.totals()
     return torch.where(positives * negatives != 0, 1 - area, 0.0 * area)
 
 
 def highest_pairs(ranked: Ranked, *, max_fpr: float, margin: float = 2.0, damping: float = 10.0) -> Tensor:
-    """Partial AUROC: damped pairs as in `anchored_pairs`, against the share ``max_fpr`` of highest negatives alone.
+    """Partial AUROC: damped pairs as for AUROC, but only against the share ``max_fpr`` of highest negatives.
 
     Fᵢ = Σ₋ vⱼ φ(sᵢ − sⱼ) · 4/m / Σ₋ vⱼ, where v is the weight of the negatives down to the share ``max_fpr`` of it: all
-    of the higher ones, a fraction of those tied with the last, none below. Which they are is not differentiated.
+    of the higher ones, a fraction of those tied with the last, none below. This choice is not differentiated.
 
-    Source: the partial AUROC of Narasimhan and Agarwal (2013), which likewise ranks against the highest negatives.
+    Source: the partial AUROC of Narasimhan and Agarwal (2013), which also ranks against the highest negatives.
     """
     first, last = ranked.ties()
     through = ranked.negative.cumsum(-1)
@@ -260,20 +259,19 @@ def highest_pairs(ranked: Ranked, *, max_fpr: float, margin: float = 2.0, dampin
 
 
 def average_precision(ranked: Ranked) -> Tensor:
-    """Mean over the positives of the precision of the cut below each; without positives 0, as in scikit-learn."""
+    """Mean over the positives of the precision at the cut below each; 0 without positives, as in scikit-learn."""
     tp, fp = ranked.curve()
     return ratio((ranked.positive * ratio(tp, tp + fp)).sum(-1), ranked.positive.sum(-1))
 
 
 def log_precisions(ranked: Ranked, *, margin: float = 2.0, anchor: float = 0.0) -> Tensor:
-    """Average precision: the mean over positives of −log of a precision that bounds the true one from below.
+    """Average precision: the mean over positives of −log of a lower bound of the precision.
 
-    (1 − a) · Σᵢ wᵢ log(1 + Nᵢ / Pᵢ) / Σᵢ wᵢ + a · Σ w · cross-entropy / Σ w, where a is ``anchor``, i runs over the
-    positives, Pᵢ = Σ₊ wⱼ [sⱼ ≥ sᵢ] counts the positives at or above the positive i, and Nᵢ = Σ₋ wⱼ φ(sᵢ − sⱼ) · 4/m
-    counts the negatives there smoothly. φ(0) = m/4, so Nᵢ is at least the hard count, and the first term at least
-    1 − AP. P is a count of ranks and is not differentiated. The logarithm keeps a slope for positives with many
-    negatives above them, which in 1 − P/(P + N) would vanish as 1/N². Cross-entropy holds the scores in place, as in
-    `anchored_pairs`, where it is asked for.
+    (1 − a) · Σᵢ wᵢ log(1 + Nᵢ / Pᵢ) / Σᵢ wᵢ + a · Σ w · cross-entropy / Σ w, where a is ``anchor`` and i runs over the
+    positives. Pᵢ = Σ₊ wⱼ [sⱼ ≥ sᵢ] counts the positives at or above the positive i, and Nᵢ = Σ₋ wⱼ φ(sᵢ − sⱼ) · 4/m
+    counts the negatives there smoothly, with φ as for AUROC. φ(0) = m/4, so Nᵢ is at least the exact count, and the
+    first term at least 1 − AP. Pᵢ is not differentiated. The logarithm keeps a slope for positives with many negatives
+    above them, which in 1 − P/(P + N) would vanish as 1/N². Cross-entropy, if any, fixes the scores as for AUROC.
     """
     above, _ = ranked.curve()
     negatives = _huber_sums(ranked, ranked.negative, margin) * (4 / margin)
@@ -293,7 +291,7 @@ def _reached(found: Tensor, precision: float) -> Tensor:
 
 
 def recall_at_precision(ranked: Ranked, *, precision: float) -> Tensor:
-    """Greatest recall of all cuts that have at least the given precision; 0 where none has."""
+    """Greatest recall of all cuts with at least the given precision; 0 if there is none."""
     tp, fp = ranked.curve()
     positives = ranked.positive.sum(-1)
     best = torch.where(_reached(ratio(tp, tp + fp), precision), tp, 0.0).amax(-1)
@@ -301,8 +299,8 @@ def recall_at_precision(ranked: Ranked, *, precision: float) -> Tensor:
 
 
 def precision_at_k(ranked: Ranked, *, k: int) -> Tensor:
-    """Share of positives among the k highest scores, of all where there are fewer; ties for the last place share it."""
-    mass, (first, last) = ranked.mass, ranked.ties()
+    """Share of positives among the k highest scores, or all if there are fewer. Ties for the last place share it."""
+    mass, (first, last) = ranked.mass(), ranked.ties()
     size = mass[..., -1:].clamp(max=k)
     index = torch.searchsorted(mass, size).clamp(max=mass.shape[-1] - 1)
     first, last = first.gather(-1, index), last.gather(-1, index)
@@ -313,12 +311,12 @@ def precision_at_k(ranked: Ranked, *, k: int) -> Tensor:
 
 
 def across_cut(ranked: Ranked, theta: Tensor, margin: float) -> Tensor:
-    """What positives lack above a cut and negatives lack below it: the loss of the metrics that cut a ranking once.
+    """Loss of metrics that cut a ranking once: what positives lack above the cut, and negatives below it.
 
     (S₋ · A + S₊ · B) / (S₊ + S₋) with A = Σ₊ w φ(s − θ), B = Σ₋ w φ(θ − s), S₊ = Σ₊ w |φ'(s − θ)| and
     S₋ = Σ₋ w |φ'(θ − s)|. The cut θ (``theta`` is its depth) and the sums S are not differentiated. The weights S make
-    the gradient of a common shift of all scores 0, because the cut would shift with them: a positive is moved up by as
-    much as negatives can be moved down, and the other way round.
+    the gradient of a common shift of all scores 0, because the cut would shift too: a positive is moved up as much as
+    negatives can be moved down, and vice versa.
     """
     rise, fall = theta - ranked.depth, ranked.depth - theta  # s − θ of the positives, θ − s of the negatives
     lacking = [(ranked.positive * huber(rise, margin)).sum(-1), (ranked.negative * huber(fall, margin)).sum(-1)]
@@ -332,7 +330,7 @@ def across_cut(ranked: Ranked, theta: Tensor, margin: float) -> Tensor:
 @torch.no_grad()
 def _around_cut(ranked: Ranked, mass: Tensor) -> tuple[Tensor, Tensor]:
     """The depths of the last of the highest samples, of weight ``mass (…, 1)``, and of the next lower one."""
-    through = ranked.mass
+    through = ranked.mass()
     # not the next index: samples that weigh nothing must not move the cut
     ends = [torch.searchsorted(through, mass, right=right) for right in (False, True)]
     last = ends[0].clamp(max=through.shape[-1] - 1)
@@ -341,16 +339,16 @@ def _around_cut(ranked: Ranked, mass: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cut_at_precision(ranked: Ranked, *, precision: float, margin: float = 2.0) -> Tensor:
-    """Recall at a precision: the loss `across_cut` of the lowest cut that keeps the precision, per unit of positives.
+    """Recall at a precision: what positives lack above a cut and negatives below (`across_cut`), per unit of positives.
 
-    The cut is the one of greatest recall among those with at least this precision; where there is none, the cut of
-    greatest precision. It lies midway to the next score, but no more than half a margin from where something can be
-    changed: from the negatives that come next, which positives below have to pass; or, where the precision is not
-    reached, from the positive that comes last, which has to pass negatives above.
+    The cut is the one with the greatest recall among those with at least this precision, or if there is none, the one
+    with the greatest precision. It lies midway to the next score, but at most half a margin from the samples that
+    matter: the next negatives, which positives below have to pass, or if the precision is not reached, the last
+    positive, which has to pass negatives above.
     """
     positives = ranked.positive.sum(-1)
     with torch.no_grad():
-        tp, mass = ranked.curve()[0], ranked.mass.gather(-1, ranked.ties()[1])
+        tp, mass = ranked.curve()[0], ranked.mass().gather(-1, ranked.ties()[1])
         found = ratio(tp, mass)
         enough = _reached(found, precision)
         best = torch.where(enough, 1 + ratio(tp, positives.unsqueeze(-1)), found).argmax(-1, keepdim=True)
@@ -363,7 +361,7 @@ def cut_at_precision(ranked: Ranked, *, precision: float, margin: float = 2.0) -
 
 
 def cut_at_k(ranked: Ranked, *, k: int, margin: float = 2.0) -> Tensor:
-    """Precision of the k highest: the loss `across_cut` of the cut below the k highest, divided by k."""
+    """Precision at k: the loss `across_cut` of the cut below the k highest scores, divided by k."""
     mass = torch.full_like(ranked.depth[..., :1], k)
     last, following = _around_cut(ranked, mass)
     return across_cut(ranked, (last + following) / 2, margin) / k

@@ -128,7 +128,7 @@ def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
 
 def _check_option(name: str, value: Any) -> None:
     wanted, holds = _OPTIONS[name]
-    if not isinstance(value, int | float) or isinstance(value, bool) or not holds(value):
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not holds(value):
         raise ValueError(f"{name} must {wanted}; got {value!r}.")
 
 
@@ -255,7 +255,7 @@ class Ranker:
             return rows.scores.sum() * 0.0
         ranked = rank(rows.scores.clamp(-_FARTHEST, _FARTHEST), rows.positive, rows.negative)
         losses = self.ranking.loss(ranked)
-        positives, negatives = ranked.totals
+        positives, negatives = ranked.totals()
         loss = self._mean(losses, positives * negatives != 0, 0.0)
         # NaN is sorted to the end, where a prefix sum may not reach it; it must not stay there unseen
         return (loss + 0.0 * ranked.depth[..., -1].detach().sum()).to(rows.scores.dtype)
@@ -291,10 +291,10 @@ class Ranker:
 
     def _weights(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The weight of each sample as a positive and as a negative of each class, ``(classes, n)``."""
-        target, weight = batch.target, batch.entry_weight
+        target, weight = batch.target, batch.entry_weight()
         whole: Tensor | float = 1.0
         if self.task == "multiclass":
-            if batch.indices:
+            if batch.indices():
                 target = torch.zeros_like(batch.scores, dtype=batch.dtype).scatter(1, target.unsqueeze(1), 1.0)
             else:
                 whole = target.sum(1, keepdim=True)
@@ -419,7 +419,7 @@ def _class_weight(weight: Any, task: str) -> tuple[float, ...] | None:
     if task == "binary":
         raise ValueError("weight is for the classes of multiclass and multilabel tasks; for binary use sample_weight.")
     values = as_tuple(weight)
-    if not isinstance(values, tuple) or not all(isinstance(w, int | float) and 0 <= w < math.inf for w in values):
+    if not isinstance(values, tuple) or not all(isinstance(w, (int, float)) and 0 <= w < math.inf for w in values):
         raise ValueError(f"weight must be a flat sequence of finite numbers that are not negative; got {weight!r}.")
     return tuple(map(float, values))
 

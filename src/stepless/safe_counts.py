@@ -49,7 +49,7 @@ class SafeCount:
             return cls(ratio(1.0, _INVERSES[func](plain[0])))
         if func is torch.sqrt:
             return cls(root(plain[0]))
-        if func in (torch.pow, torch.float_power) and isinstance(plain[1], int | float):
+        if func in (torch.pow, torch.float_power) and isinstance(plain[1], (int, float)):
             return cls(power(plain[0], plain[1]))
         named = {k: _value(v) for k, v in (kwargs or {}).items()}
         if isinstance(counts := _first_count(args), np.ndarray | np.generic):  # where thresholds are tuned
@@ -122,15 +122,15 @@ def _first_count(args: Any) -> Any:
     for arg in args:
         if isinstance(arg, SafeCount):
             return arg.value
-        if isinstance(arg, tuple | list) and (found := _first_count(arg)) is not None:
+        if isinstance(arg, (tuple, list)) and (found := _first_count(arg)) is not None:
             return found
     return None
 
 
 def _as_tensors(x: Any) -> Any:
-    if isinstance(x, tuple | list):
+    if isinstance(x, (tuple, list)):
         return type(x)(map(_as_tensors, x))
-    return torch.as_tensor(x) if isinstance(x, np.ndarray | np.generic) else x
+    return torch.as_tensor(x) if isinstance(x, (np.ndarray, np.generic)) else x
 
 
 def _value(x: Any) -> Any:

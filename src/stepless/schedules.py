@@ -31,7 +31,7 @@ class Schedule:
     def __post_init__(self) -> None:
         for name in ("blend", "sharpness"):
             pair: Any = getattr(self, name)
-            good = isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(value, Real) for value in pair)
+            good = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(value, Real) for value in pair)
             if pair is not None and not good:
                 raise ValueError(
                     f"{name} is a pair of numbers, its first and its last value, as in (1.0, 0.0); got {pair!r}."

@@ -23,6 +23,8 @@ from stepless.registry import Metric
 from stepless.steps import Hard, Step
 from stepless.tasks import Batch, Inputs, Task, as_tensor, check_task, check_values, read
 
+_AVERAGES, _OVERLAPS = get_args(Average), get_args(Overlap)  # which torch.compile does not trace
+
 
 @dataclass(frozen=True)
 class Path:
@@ -146,7 +148,7 @@ def make_path(
         raise TypeError(f"ignore_index must be an integer; got {ignore_index!r}.")
     if not isinstance(per_image, bool):
         raise TypeError(f"per_image must be True or False; got {per_image!r}.")
-    if overlap not in get_args(Overlap):
+    if overlap not in _OVERLAPS:
         raise ValueError(f'overlap must be "expected" or "min"; got {overlap!r}.')
     if weight is not None:
         weight = _class_weight(weight, task)
@@ -190,8 +192,8 @@ def check_trainable(path: Path) -> None:
 def _average(average: str | None, metric: Metric, task: str, per_image: bool) -> Average:
     if average is None:
         return "macro"
-    if average not in get_args(Average):
-        raise ValueError(f"average must be one of {', '.join(map(repr, get_args(Average)))}; got {average!r}.")
+    if average not in _AVERAGES:
+        raise ValueError(f"average must be one of {', '.join(map(repr, _AVERAGES))}; got {average!r}.")
     if task == "binary":
         raise ValueError(
             f"average={average!r} has no effect on a binary task, which has one class to score; leave it out."
@@ -220,7 +222,7 @@ def _offsets(threshold: Any) -> tuple[float, ...] | None:
     threshold = as_tuple(threshold)
     if threshold is None or threshold == "dynamic":
         return None
-    if not isinstance(threshold, tuple) or not all(isinstance(o, int | float) for o in threshold):
+    if not isinstance(threshold, tuple) or not all(isinstance(o, (int, float)) for o in threshold):
         raise ValueError(
             f"multiclass decides by argmax, so a threshold of {threshold!r} has no meaning; leave it at 'dynamic', or"
             " pass one offset a class."
@@ -255,7 +257,7 @@ def _cuts(threshold: Any, task: str, *, tuned: bool) -> Cuts:
     flat = [cut for row in rows for cut in (row if isinstance(row, tuple) else (row,))]
     # a tuned cut may say yes, or no, to all: ±inf
     if not flat or not all(
-        isinstance(c, int | float) and (0 < c < 1 or (tuned and (0 <= c <= 1 or math.isinf(c)))) for c in flat
+        isinstance(c, (int, float)) and (0 < c < 1 or (tuned and (0 <= c <= 1 or math.isinf(c)))) for c in flat
     ):
         raise ValueError(f"a threshold is a probability strictly between 0 and 1; got {threshold!r}.")
     if nested:

@@ -18,6 +18,7 @@ from stepless.numerics import Array, cast, check_unmasked, constant, is_floating
 
 Task = Literal["binary", "multiclass", "multilabel"]
 Inputs = Literal["logits", "probabilities"]
+_TASKS, _INPUTS = get_args(Task), get_args(Inputs)  # which torch.compile does not trace
 
 #: How far class probabilities may be from summing to 1; half precision is not exact.
 _SUM_TOLERANCE = 1e-2
@@ -51,12 +52,10 @@ class Batch(NamedTuple):
     logits: bool
     dtype: Any
 
-    @property
     def indices(self) -> bool:
         """Whether the target holds class indices; those of other libraries than torch never do."""
         return not is_floating(self.target)
 
-    @property
     def entry_weight(self) -> Array | None:
         """Weight and mask together: what one entry adds to the counts."""
         if self.weight is None or self.mask is None:
@@ -87,9 +86,9 @@ def as_tensor(values: Any, name: str = "input") -> Tensor:
 
 def check_task(task: str, inputs: str) -> None:
     """Raise unless ``task`` and ``inputs`` are known."""
-    if task not in get_args(Task):
-        raise ValueError(f"task must be one of {', '.join(map(repr, get_args(Task)))}; got {task!r}.")
-    if inputs not in get_args(Inputs):
+    if task not in _TASKS:
+        raise ValueError(f"task must be one of {', '.join(map(repr, _TASKS))}; got {task!r}.")
+    if inputs not in _INPUTS:
         raise ValueError(
             f'inputs must be "logits" (raw scores of any size) or "probabilities" (in [0, 1]); got {inputs!r}.'
         )
@@ -349,7 +348,7 @@ def check_values(
 
 def check_classes(batch: Batch) -> None:
     """Raise if the target of a multiclass batch holds an index that is no class."""
-    if batch.indices and batch.mask is not None:
+    if batch.indices() and batch.mask is not None:
         _check_classes(batch.target, batch.mask != 0, batch.scores.shape[1])
 
 

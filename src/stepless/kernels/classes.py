@@ -155,7 +155,7 @@ def _blocks(scores: Tensor, batch: Batch) -> Iterator[_Block]:
     count, classes = scores.shape[:2]
     pixels = math.prod(scores.shape[2:])
     whole = scores if scores.dim() == 2 else scores.reshape(count, classes, pixels)
-    weight = batch.entry_weight
+    weight = batch.entry_weight()
     target = batch.target.reshape(-1)
     weights = None if weight is None else weight.expand_as(batch.target).reshape(-1)
     most = max(1, BLOCK // classes)
@@ -278,7 +278,7 @@ def _cross_entropy(p: Tensor, block: _Block, out: Tensor) -> Tensor:
 
 def _by_class(values: Tensor, batch: Batch, classes: int) -> Tensor:
     """Weighted sums over the samples of each class; in float64 nothing is lost that float32 still has."""
-    weight, wide = batch.entry_weight, values.double()
+    weight, wide = batch.entry_weight(), values.double()
     if weight is not None:
         wide = wide * weight.expand_as(batch.target).reshape(-1)
     return sum_rows(wide, batch.target.reshape(-1), classes)

@@ -121,7 +121,7 @@ def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wante
 @np.errstate(all="ignore")  # NaN and infinity go where they go in torch, without a word
 def _of_few(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) -> tuple[float, Tensor | None]:
     h, slope, factors = objective.step.linearise_few(scores, objective.tau, logits=batch.logits)
-    y, weight = batch.target.numpy(), batch.entry_weight
+    y, weight = batch.target.numpy(), batch.entry_weight()
     add = _add_labels if objective.labels else _add_all
     if weight is None:
         tp, predicted, support = add(h * y, h, y)
@@ -188,7 +188,7 @@ def _of_many(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) -
 
 def _flat(scores: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
     """Scores, target and weights, each in a row."""
-    weight = batch.entry_weight
+    weight = batch.entry_weight()
     w = None if weight is None else weight.expand_as(scores).reshape(-1)
     return scores.reshape(-1), batch.target.reshape(-1), w
 

@@ -124,7 +124,7 @@ def _of_others(part: Any, own: Any, w: Any) -> Any:
 
 def _weights(batch: Batch) -> Any:
     """The weight of each sample; None where all are 1, as of a batch that ignores nothing."""
-    weight = batch.entry_weight
+    weight = batch.entry_weight()
     if weight is None:
         return None
     each = weight.expand_as(batch.target).detach().numpy().reshape(-1)

@@ -101,7 +101,7 @@ _apply: Any = super(torch.autograd.Function, _FusedLoss).apply
 
 def save_batch(ctx: Any, scores: Tensor, batch: Batch) -> None:
     """Keep a batch for the way back as torch keeps tensors, so that one that is changed until then is an error."""
-    ctx.save_for_backward(scores, batch.target, batch.entry_weight)
+    ctx.save_for_backward(scores, batch.target, batch.entry_weight())
     ctx.read_as = None, batch.logits, batch.dtype  # the weight has the mask in it
 
 

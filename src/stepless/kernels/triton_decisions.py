@@ -298,7 +298,7 @@ def _plan(
 
 def _counted(input: Tensor, batch: Batch, of: Objective | Deciding) -> tuple[_Plan, Tensor, tuple[Any, ...]]:
     """The plan of a batch, the shares of its counts that each program has added up, and what they were read from."""
-    x, y, weight = input.contiguous(), batch.target.contiguous(), batch.entry_weight
+    x, y, weight = input.contiguous(), batch.target.contiguous(), batch.entry_weight()
     w = None if weight is None else weight.expand_as(y).contiguous()
     plan = _plan(x.shape, (x.dtype, y.dtype, None if w is None else w.dtype), x.device, batch.logits, of)
     shares = torch.empty(plan.labels, plan.programs, 4, device=x.device)
