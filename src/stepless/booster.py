@@ -40,55 +40,54 @@ _LOOK = 1000
 class MetricBooster(Predicting):
     """Gradient boosting for the metric you report.
 
-    `fit` grows boosters on cross-entropy weighted by what each decision is worth to the metric (`stepless.costs`), and
-    on plain cross-entropy, each ``n_members`` times without a fold of the rows. All boosters of a kind grow in step:
-    the rows that each has not seen are scored after every round, and their counts say what decisions are worth in the
-    next. They also say when to stop, on the metric itself, calibrate the probabilities, and say where to cut. What
-    predicts is the mean of all boosters.
+    `fit` grows boosters on cross-entropy weighted by how much each decision is worth to the metric (`stepless.costs`),
+    and on plain cross-entropy. There are ``n_members`` boosters of each form, each grown without one fold of the rows.
+    They grow in step: after every round, each scores the rows it has not seen, and the counts of these rows say what
+    decisions are worth in the next round. These scores also stop the growth, on the metric itself, calibrate the
+    probabilities, and choose the threshold. Predictions are the mean of all boosters.
 
-    A table of fewer than 50 distinct rows leaves none to hold out, unless it has ten or more of each kind; nor does one
-    of two classes with a single row of one of them. One booster of each form is then grown on all rows, equal ones made
-    one of their weights together, and cut at ½ (where there are constraints, where these rows meet them); no
-    probability is calibrated, and ``best_score_`` is NaN. Of several classes one may have a single row: the trees that
-    it is held out from do not know it, the others do.
+    No rows are held out if a table has fewer than 50 distinct rows, unless there are ten or more rows per distinct row,
+    or if one of two classes has a single row. Then one booster of each form is grown on all rows, with equal rows
+    merged and their weights added. The threshold is ½, or with constraints one that meets them on these rows.
+    Probabilities are not calibrated, and ``best_score_`` is NaN. Of several classes, one may have a single row, which
+    only the trees that it is held out from do not know.
 
     Args:
-        metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
+        metric: A name from `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
         library: ``"lightgbm"``, ``"xgboost"`` or ``"catboost"``.
-        forms: What to grow for: ``"cost"``, ``"cross_entropy"``, ``"metric"`` (the soft metric itself), or some of
-            them. Where there are constraints, plain cross-entropy alone is used, and the threshold meets them.
-        threshold: ``"expected"`` for the threshold (multiclass: offsets) that is best if every held-out row is of a
-            class with the probability that it is calibrated to, which is steadier than the best on their few true
-            labels; of two classes it leaves out at least 5 % of these rows, and says yes to some, so that it is never
-            the same for everybody. ``"tuned"`` for the best on their labels (and for several classes without
-            ``calibrate``, and with constraints); ``"half"`` for ½ (the largest score) before it is calibrated;
-            ``"auto"`` for the better of the last two on held-out rows. Or the threshold itself: a probability, offsets
-            of the classes, or what `stepless.tune_threshold` found.
-        n_members: Boosters of each form, and so folds; 1 holds out a fifth of the rows once.
-        n_estimators: Rounds, at most.
-        learning_rate: How far each goes.
-        patience: Stop after so many rounds without a better metric of the held-out rows, and keep the best; None never
-            stops.
-        params: Further parameters by the library's own names, such as ``{"num_leaves": 15}``. Where they do not say, a
-            tree of LightGBM's that tells several classes apart sees 80 % of the rows, and some of many columns.
+        forms: What to grow for, one or more of ``"cost"``, ``"cross_entropy"`` and ``"metric"`` (the soft metric
+            itself). With constraints, only plain cross-entropy is used, and the threshold meets them.
+        threshold: ``"expected"`` for the threshold (multiclass: offsets) that is best in expectation, if the calibrated
+            probabilities of held-out rows are true. It is steadier than the best on their few true labels. With two
+            classes it decides no for at least 5 % of these rows and yes for some, if they can be told apart at all.
+            ``"tuned"`` for the best on their true labels; ``"expected"`` means this with constraints, and for several
+            classes without ``calibrate``. ``"half"`` for ½ (multiclass: the largest score) before calibration.
+            ``"auto"`` for the better of the last two on held-out rows. Or the threshold itself: a probability, class
+            offsets, or a `stepless.Tuning`.
+        n_members: The number of boosters of each form, and of folds. 1 holds out a fifth of the rows once.
+        n_estimators: The largest number of rounds.
+        learning_rate: The step size of each round.
+        patience: Stop after so many rounds without a better metric on held-out rows, and keep the best round. None
+            never stops.
+        params: Further parameters by the library's own names, such as ``{"num_leaves": 15}``. By default, each
+            multiclass tree of LightGBM sees 80 % of the rows, and a part of the columns if there are many.
         average: Multiclass: ``"macro"`` (default), ``"micro"`` or ``"weighted"``.
-        subject_to: Constraints, as in ``"precision >= 0.9"``. The threshold meets them on held-out rows; where none are
-            held out, on rows that the trees have grown on, and so hardly on others.
-        metric_options: Options of the metric, as in ``{"beta": 2}``, or ``{"maximize": False}`` for a formula.
-        pos_label: Binary: which class is the positive one. By default 1 or True where there is one (``{0, 1}``,
-            ``{-1, 1}``), otherwise the rarer class.
-        calibrate: Whether probabilities are calibrated on held-out rows. Otherwise those of the cost form are tilted,
-            so that ½ is where the metric wants the cut.
-        n_jobs: How many threads the library uses.
-        random_state: Seed of the folds and of what the library draws.
+        subject_to: Constraints, such as ``"precision >= 0.9"``. The threshold meets them on held-out rows. If none are
+            held out, it meets them on the training rows, and so hardly on others.
+        metric_options: Options of the metric, such as ``{"beta": 2}``, or ``{"maximize": False}`` for a formula.
+        pos_label: Binary: the positive class. Default: 1 (or True) of ``{0, 1}`` or ``{-1, 1}``, else the rarer class.
+        calibrate: Whether to calibrate probabilities on held-out rows. Otherwise those of the cost form are shifted, so
+            that ½ is where the metric wants the threshold.
+        n_jobs: How many threads the library uses. Default: 1; −1 for all cores.
+        random_state: Seed of the folds and of the library's random numbers.
 
     Attributes:
         rounds_: For each form, how many rounds were kept.
-        history_: For each form, the metric of held-out rows after every fifth round, greater being better; with
-            constraints, minus their mean cross-entropy. Of two classes it is the metric at the best of all cuts, unless
-            ``threshold`` is ``"half"``. Where no rows are held out, it is that of all.
+        history_: For each form, the metric on held-out rows after every fifth round, with the sign that makes greater
+            better; with constraints, minus the mean cross-entropy. With two classes it is taken at the best threshold,
+            unless ``threshold`` is ``"half"``. If no rows are held out, it is that of all rows.
 
-    Those of `stepless.ensembles.predicting.Predicting` as well.
+    It also has the attributes of `stepless.ensembles.predicting.Predicting`.
 
     Example:
         >>> from sklearn.datasets import make_classification
@@ -136,12 +135,12 @@ class MetricBooster(Predicting):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> MetricBooster:
-        """Grow, stop, calibrate and cut. A fit that fails leaves everything as it was.
+        """Grow the boosters, calibrate them, and choose the threshold. A fit that fails changes nothing.
 
         Args:
-            X: Rows: an array, a list of rows, or a pandas or polars frame. Categories and missing values are fine.
+            X: Rows: an array, a list of rows, or a pandas or polars frame. Categories and missing values are handled.
             y: Labels ``(N,)``.
-            sample_weight: One weight a row.
+            sample_weight: One weight per row.
         """
         settings = self._settings()
         table, target, weight, rule = self._read(X, y, sample_weight)

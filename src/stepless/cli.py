@@ -36,7 +36,7 @@ def _say_version(asked: bool) -> None:
 def _before(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is, and exit."),
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
     pass
@@ -47,59 +47,57 @@ CONTESTANTS = (
     "cross_entropy", "cross_entropy_tuned", "class_weighted", "metric", "cost_weighted", "automatic", "boosting_tuned",
     "boosting_metric", "smote",
 )  # fmt: skip
-_TABLE = "CSV, TSV or Parquet, compressed or not; - for standard input."
+_TABLE = "CSV, TSV or Parquet, optionally compressed; - for standard input."
 
 File = Annotated[str, typer.Argument(help=f"The table: {_TABLE}", show_default=False)]
-Target = Annotated[
-    str, typer.Option(help="The column to predict; a,b,c for several labels of 0 and 1.", show_default=False)
-]
+Target = Annotated[str, typer.Option(help="The column to predict; a,b,c for several 0/1 labels.", show_default=False)]
 MetricOption = Annotated[
-    str, typer.Option("--metric", help="A metric's name (see stepless metrics), or a formula of tp, fp, fn and tn.")
+    str, typer.Option("--metric", help="Name of a metric (see stepless metrics), or a formula of tp, fp, fn and tn.")
 ]
 Options = Annotated[
-    list[str], typer.Option("--option", help="An option of the metric, as in beta=2.", show_default=False)
+    list[str], typer.Option("--option", help="An option of the metric, such as beta=2.", show_default=False)
 ]
-Minimize = Annotated[bool, typer.Option("--minimize", help="Less of the formula is better, whatever it counts.")]
-SubjectTo = Annotated[str | None, typer.Option(help='Constraints, as in "precision >= 0.9".', show_default=False)]
+Minimize = Annotated[bool, typer.Option("--minimize", help="For formulas only: smaller values are better.")]
+SubjectTo = Annotated[str | None, typer.Option(help='Constraints, such as "precision >= 0.9".', show_default=False)]
 AverageOption = Annotated[
     str | None,
     typer.Option("--average", help="Over classes or labels: macro, micro, weighted or samples.", show_default="macro"),
 ]
-Positive = Annotated[str | None, typer.Option(help="The positive class.", show_default="1, true, or the rarer one")]
+Positive = Annotated[str | None, typer.Option(help="The positive class.", show_default="1 or true, else the rarer one")]
 Weight = Annotated[str | None, typer.Option(help="A column with the weight of each row.", show_default=False)]
 Groups = Annotated[
-    str | None, typer.Option(help="A column of groups; rows of one group are held out together.", show_default=False)
+    str | None, typer.Option(help="A column of groups. Rows of one group are held out together.", show_default=False)
 ]
-Drop = Annotated[list[str], typer.Option(help="Columns to leave out; a,b,c or repeated.", show_default=False)]
+Drop = Annotated[list[str], typer.Option(help="Columns to leave out: a,b,c, or repeat the option.", show_default=False)]
 TaskOption = Annotated[
-    str | None, typer.Option("--task", help="binary, multiclass or multilabel.", show_default="as the target is")
+    str | None, typer.Option("--task", help="binary, multiclass or multilabel.", show_default="read from the target")
 ]
-Delimiter = Annotated[str | None, typer.Option(help="Between values.", show_default="found by looking")]
-Encoding = Annotated[str | None, typer.Option(help="Of the text.", show_default="utf-8")]
-Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of all chance: the same seed gives the same answer.")]
-Json = Annotated[bool, typer.Option("--json", help="Answer in JSON, for machines.")]
+Delimiter = Annotated[str | None, typer.Option(help="Character between values.", show_default="detected")]
+Encoding = Annotated[str | None, typer.Option(help="Encoding of the text.", show_default="utf-8")]
+Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Random seed. The same seed gives the same result.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 With = Annotated[list[str], typer.Option("--with", help="Contestants to add: smote.", show_default=False)]
 Only = Annotated[
     list[str],
     typer.Option(
         "--only",
-        help=f"Contestants that take part, besides the baseline; a,b,c or repeated. Of: {', '.join(CONTESTANTS)}.",
+        help=f"Contestants besides the baseline: a,b,c, or repeat the option. From: {', '.join(CONTESTANTS)}.",
         show_default="all but smote",
     ),
 ]
 Without = Annotated[list[str], typer.Option("--without", help="Contestants to leave out.", show_default=False)]
-Folds = Annotated[int, typer.Option(min=2, help="In how many parts the rows are divided.")]
+Folds = Annotated[int, typer.Option(min=2, help="Number of cross-validation folds.")]
 Repeats = Annotated[
     int | None,
-    typer.Option(min=1, help="How many times they are divided anew.", show_default="2, or 1 beyond 10,000 rows"),
+    typer.Option(min=1, help="How often to repeat the cross-validation.", show_default="2, or 1 above 10,000 rows"),
 ]
 Jobs = Annotated[
-    int, typer.Option(help="How many fits run at a time; -1 for all cores. The answer does not depend on it.")
+    int, typer.Option(help="How many fits run in parallel; -1 for all cores. The result does not depend on it.")
 ]
-BackendOption = Annotated[str, typer.Option("--backend", help="What runs the fits: loky (this machine), ray or dask.")]
-Address = Annotated[str | None, typer.Option(help="Of a Ray or Dask cluster that is running.", show_default=False)]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with what a stopped run has left.")]
-Plots = Annotated[bool, typer.Option("--plots", help="Draw the curves as PNG and SVG too.")]
+BackendOption = Annotated[str, typer.Option("--backend", help="Where fits run: loky (this machine), ray or dask.")]
+Address = Annotated[str | None, typer.Option(help="Address of a running Ray or Dask cluster.", show_default=False)]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")]
+Plots = Annotated[bool, typer.Option("--plots", help="Also draw the curves, as PNG and SVG.")]
 
 
 @contextmanager
@@ -122,13 +120,13 @@ def _examples(*lines: str) -> str:
 
 @app.command(epilog=_examples("stepless demo"))
 def demo(
-    out: Annotated[str, typer.Option(help="Where the results go.")] = "stepless-demo",
+    out: Annotated[str, typer.Option(help="Folder for the results.")] = "stepless-demo",
     jobs: Jobs = -1,
     seed: Seed = 0,
     resume: Resume = False,
     json: Json = False,
 ) -> None:
-    """See it work: compare on a real, imbalanced table that ships with scikit-learn. Takes about a minute."""
+    """Run a comparison on a real, imbalanced table that ships with scikit-learn. It takes about a minute."""
     with _told():
         note("stepless demo: F1 on breast-cancer measurements, one in ten of them malignant")
         from stepless.commands.comparisons import Plan, run_demo  # noqa: PLC0415 - see above
@@ -162,7 +160,7 @@ def compare(
     jobs: Jobs = -1,
     backend: BackendOption = "loky",
     address: Address = None,
-    out: Annotated[str | None, typer.Option(help="Where the results go.", show_default="./stepless-<file>")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder for the results.", show_default="./stepless-<file>")] = None,
     plots: Plots = False,
     resume: Resume = False,
     seed: Seed = 0,
@@ -170,10 +168,10 @@ def compare(
     encoding: Encoding = None,
     json: Json = False,
 ) -> None:
-    """Find out which way to make a classifier is best for your metric on your data, and whether it is worth it.
+    """Find out how best to make a classifier for your metric on your data, and whether it is worth it.
 
-    Contestants are compared on rows that they have not seen, with cross-entropy and a tuned threshold as the baseline.
-    The answer, a report and all that was computed go into a folder.
+    Contestants are compared on rows they have not seen. The baseline is cross-entropy with a tuned threshold.
+    The answer, a report and all results are written to a folder.
     """
     with _told():
         note(f"stepless compare: {metric} on {file}")
@@ -198,12 +196,12 @@ def compare(
 ))  # fmt: skip
 def train(
     context: typer.Context,
-    file: Annotated[str | None, typer.Argument(help=f"The table: {_TABLE}", show_default="that of --from")] = None,
-    target: Annotated[str | None, typer.Option(help="The column to predict.", show_default="that of --from")] = None,
+    file: Annotated[str | None, typer.Argument(help=f"The table: {_TABLE}", show_default="as in --from")] = None,
+    target: Annotated[str | None, typer.Option(help="The column to predict.", show_default="as in --from")] = None,
     before: Annotated[
         str | None,
         typer.Option(
-            "--from", help="A folder of stepless compare: fit its winner, as it was asked for.", show_default=False
+            "--from", help="A folder of stepless compare: fit its winner, with its settings.", show_default=False
         ),
     ] = None,
     contestant: Annotated[
@@ -220,24 +218,24 @@ def train(
     positive: Positive = None,
     weight: Weight = None,
     groups: Annotated[
-        str | None, typer.Option(help="A column of groups, which is no feature.", show_default=False)
+        str | None, typer.Option(help="A column of groups, which is not used as a feature.", show_default=False)
     ] = None,
     drop: Drop = [],  # noqa: B006
     task: TaskOption = None,
     out: Annotated[
-        str | None, typer.Option(help="The model's folder.", show_default="model, in the folder of the comparison")
+        str | None, typer.Option(help="Folder for the model.", show_default="model, in the folder of the comparison")
     ] = None,
     distributed: Annotated[
-        bool, typer.Option("--distributed", help="Share the networks among the ranks of torchrun.")
+        bool, typer.Option("--distributed", help="Divide the networks among the ranks of torchrun.")
     ] = False,
     seed: Seed = 0,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
     json: Json = False,
 ) -> None:
-    """Fit the winner of a comparison, or a contestant you name, on the whole table, and write a model folder.
+    """Fit the winner of a comparison, or a contestant you name, on the whole table, and save the model in a folder.
 
-    The folder holds the preprocessing, the networks or trees, the calibration and the threshold, and no code.
+    The folder holds preprocessing, networks or trees, calibration and threshold, but no code.
     """
     with _told():
         if int(os.environ.get("RANK", "0")) == 0:
@@ -261,18 +259,18 @@ def train(
     "stepless predict model new-rows.csv --keep id > predictions.csv",
 ))  # fmt: skip
 def predict(
-    model: Annotated[str, typer.Argument(help="A folder that stepless train wrote.", show_default=False)],
+    model: Annotated[str, typer.Argument(help="A model folder, written by stepless train.", show_default=False)],
     file: File,
     out: Annotated[
         str | None, typer.Option(help="A CSV file; compressed if it ends in .gz.", show_default="standard output")
     ] = None,
     keep: Annotated[
-        list[str], typer.Option(help="Columns to write before the predictions; a,b,c or repeated.", show_default=False)
+        list[str], typer.Option(help="Columns to copy in front: a,b,c, or repeat the option.", show_default=False)
     ] = [],  # noqa: B006
     delimiter: Delimiter = None,
     encoding: Encoding = None,
 ) -> None:
-    """Predict any number of rows in bounded memory: probability, decision and label of each."""
+    """Predict probability, decision and label of each row, for any number of rows in bounded memory."""
     with _told():
         note(f"stepless predict: {file}")
         from stepless.commands.asked import keys  # noqa: PLC0415 - see above
@@ -292,11 +290,11 @@ def tune(
     score: Annotated[
         str,
         typer.Option(
-            help="The column of scores; one for each class or label, with commas. Those of classes may stand in any"
-            " order if they are called as the classes, as in p_dog,p_cat; otherwise in the sorted order of the classes."
+            help="The column of scores, or one per class or label, with commas. Columns for classes may be in any order"
+            " if their names contain the classes, as in p_dog,p_cat; otherwise in the sorted order of the classes."
         ),
     ] = "score",
-    target: Annotated[str, typer.Option(help="The column with the truth; several labels with commas.")] = "target",
+    target: Annotated[str, typer.Option(help="The column with the truth, or one per label, with commas.")] = "target",
     metric: MetricOption = "f1",
     option: Options = [],  # noqa: B006
     minimize: Minimize = False,
@@ -308,16 +306,16 @@ def tune(
         str | None,
         typer.Option(
             help="What the scores are: scores, probabilities or logits.",
-            show_default="scores; for several classes probabilities",
+            show_default="scores, or for several classes probabilities",
         ),
     ] = None,
-    resamples: Annotated[int, typer.Option(min=0, help="For the interval; 0 for none.")] = 200,
+    resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for the interval; 0 for none.")] = 200,
     seed: Seed = 0,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
     json: Json = False,
 ) -> None:
-    """Find the best threshold for scores of any model, over every cut there is, with an interval."""
+    """Find the best threshold for the scores of any model, over every possible cut, with an interval."""
     with _told():
         note(f"stepless tune: {metric} on {file}")
         from stepless.commands.asked import Asked  # noqa: PLC0415 - see above
@@ -332,10 +330,10 @@ def tune(
 
 @app.command(epilog=_examples("stepless metrics", "stepless metrics f_beta"))
 def metrics(
-    name: Annotated[str | None, typer.Argument(help="One of them, to hear all about it.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help="Show all about this metric.", show_default=False)] = None,
     json: Json = False,
 ) -> None:
-    """List the metrics that can be named, with their formulas."""
+    """List all metrics with their formulas, or describe one."""
     with _told():
         from stepless.commands.scores import run_metrics  # noqa: PLC0415 - see above
 

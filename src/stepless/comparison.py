@@ -63,40 +63,40 @@ def compare(
 ) -> Outcome:
     """Compare ways to make a classifier for a metric, by nested and repeated cross-validation.
 
-    Everything that is learned, preprocessing, thresholds and calibration among it, is learned inside the training rows
-    of a fold. All are compared with cross-entropy and a tuned threshold, by the Bayesian correlated t-test.
+    Everything that is learned, including preprocessing, calibration and thresholds, is learned from the training rows
+    of a fold only. All are compared with cross-entropy and a tuned threshold, by the Bayesian correlated t-test.
 
     Args:
-        X: Rows: an array, a list of rows, or a pandas or polars frame. Categories and missing values are fine.
+        X: Rows: an array, a list of rows, or a pandas or polars frame. Categories and missing values are handled.
         y: Labels ``(N,)``, or 0 and 1 ``(N, labels)``.
-        metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
-        maximize: For formulas: whether greater is better (default: if right decisions make it so).
-        average: Multiclass and multilabel: ``"macro"`` (default), ``"micro"``, ``"weighted"``, or ``"samples"``.
-        subject_to: Constraints, as in ``"precision >= 0.9"``.
-        task: What ``y`` must be; None takes it as it is.
-        pos_label: Binary: which class is the positive one. By default 1 or True where there is one (``{0, 1}``,
-            ``{-1, 1}``), otherwise the rarer class.
-        sample_weight: One weight a row, for training and scores alike.
-        groups: The group of each row; rows of a group are held out together.
-        contestants: Keys of `stepless.comparing.contestants.CONTESTANTS`; None for the default ones. The baseline
+        metric: A name from `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
+        maximize: For formulas only: whether greater is better. By default this is found by trying the formula.
+        average: Over classes: ``"macro"`` (default), ``"micro"``, ``"weighted"``, or ``"samples"`` (multilabel only).
+        subject_to: Constraints, such as ``"precision >= 0.9"``.
+        task: The task that ``y`` must be, or an error is raised. Default: any.
+        pos_label: Binary: the positive class. Default: 1 (or True) of ``{0, 1}`` or ``{-1, 1}``, else the rarer class.
+        sample_weight: One weight per row, for training and scores.
+        groups: The group of each row. Rows of one group are held out together.
+        contestants: Keys of `stepless.comparing.contestants.CONTESTANTS`, or None for the default ones. The baseline
             always takes part.
         extra: Keys to add, such as ``"smote"``.
         without: Keys to leave out.
-        folds: In how many parts the rows are divided; fewer where a class has fewer rows.
-        repeats: How many times; by default twice up to 10,000 rows, else once.
-        seed: Of all chance.
-        jobs: How many fits run at a time on this machine; −1 for all cores. The result does not depend on it.
-        backend: ``"loky"``: processes of this machine; ``"ray"`` or ``"dask"``: a cluster, all of it.
-        address: Of the cluster.
-        folder: Keeps what is finished, so that a run that was stopped can go on.
-        resume: Whether to go on with what the folder keeps; data and settings must be the same.
-        progress: Called with a `stepless.outcome.Progress` for each contestant on each fold; True shows a bar.
-        name: Of the data, for reports.
-        feature_names: Of the columns, where X has none.
+        folds: The number of folds. A binary task has fewer if a class has fewer rows.
+        repeats: How often the rows are divided into folds. Default: twice up to 10,000 rows, else once.
+        seed: Seed of all random numbers.
+        jobs: How many fits run in parallel on this machine; −1 for all cores. The result does not depend on it.
+        backend: ``"loky"`` for processes on this machine, ``"ray"`` or ``"dask"`` for a whole cluster.
+        address: Address of the cluster.
+        folder: A folder that keeps what is finished, so that a stopped run can be resumed.
+        resume: Whether to continue with what the folder keeps. Data and settings must be the same.
+        progress: A function, called with a `stepless.outcome.Progress` for each contestant on each fold; or True for a
+            progress bar.
+        name: Name of the data, for reports.
+        feature_names: Names of the columns, if X has none.
         metric_options: Options of the metric, such as ``beta=2``.
 
     Returns:
-        An `stepless.outcome.Outcome`: ``print`` shows its table and verdict, ``to_html`` writes a report.
+        A `stepless.outcome.Outcome`. ``print`` shows its table and verdict, and ``to_html`` writes a report.
 
     Example:
         >>> from sklearn.datasets import make_classification

@@ -82,68 +82,66 @@ class _Fit:
 
 
 class MetricClassifier(Predicting):
-    """A classifier for the metric you report.
+    """A classifier that is trained, combined and thresholded for the metric you report.
 
-    `fit` trains small networks on cross-entropy and on an even mixture of it and the metric, a linear model, and, where
-    LightGBM is installed, boosted trees, grown on cross-entropy and on cross-entropy weighted by what decisions are
-    worth to the metric. Each has ``n_members`` of its kind, which leave out a fold of rows in turn. The rows that a
-    member has not seen say what each kind counts in the mean of all, calibrate the probabilities, and say where to cut
-    them for the metric. Numbers are standardised, categories made columns, and missing values handled, for numpy
-    arrays, pandas and polars alike. In tables of up to 1,000 rows a weight of k is the same as k rows, exactly, unless
-    rows are of so few kinds that there are ten or more of each; there and in larger tables it is but for chance.
+    `fit` trains small networks, on cross-entropy and on an even mixture of it and the metric; a linear model; and, if
+    LightGBM is installed, boosted trees, on cross-entropy and on cross-entropy weighted by how much each decision is
+    worth to the metric. There are ``n_members`` models of each kind, each trained without one fold of the rows. The
+    rows that models have not seen determine the weight of each kind in the mean of all, calibrate the probabilities,
+    and choose the threshold. Numbers are standardised, categories become 0/1 columns, and missing values are handled,
+    for numpy arrays, pandas and polars alike. In tables of up to 1,000 rows, a weight of k is exactly the same as k
+    rows, unless there are ten or more rows per distinct row; then, and in larger tables, it is the same up to chance.
 
     Args:
-        metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
+        metric: A name from `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
         model: ``"mlp"``, ``"linear"``, or a factory of a ``torch.nn.Module``, called without arguments or with the
             numbers of inputs and outputs.
-        hidden: The widths of an mlp's layers.
-        candidates: Who takes part, some of `stepless.ensembles.lineup.NAMES`: losses of the networks
+        hidden: The layer widths of an mlp.
+        candidates: Which kinds of models take part, from `stepless.ensembles.lineup.NAMES`: losses of the networks
             (``"cross_entropy"``, ``"mixture"``, ``"metric"``, ``"blend"``, ``"cost_weighted"``), ``"linear"``,
-            ``"trees"``, ``"sampled_trees"`` (of a part of the rows and columns each) and ``"cost_trees"``. None for
-            those that suit the table. One that does not go with the metric is left out (costs have no samples average).
-            Networks alone take part with ``warm_start``, from the first fit on, in `partial_fit`, and where ``model``
-            is a factory.
-        combine: ``"stack"`` for the mean of all, weighted so that held-out rows are most likely; ``"best"`` for the one
-            with the best metric on held-out rows, or their plain average where that is better.
-        threshold: ``"expected"`` for the threshold (multiclass: offsets) that is best if every held-out row is of a
-            class with the probability that it is calibrated to, which is steadier than the best on their few true
-            labels; of two classes it leaves out at least 5 % of these rows, and says yes to some, so that it is never
-            the same for everybody. ``"tuned"`` for the best on their labels, ``"half"`` for ½ (the largest
-            probability) of what the members say before it is calibrated, ``"auto"`` for whichever of the two does
-            better on held-out rows. For several classes or labels without ``calibrate``, and for a samples average,
-            ``"expected"`` is ``"auto"``; with constraints both are ``"tuned"``. Or the threshold itself: a
-            probability, one a label, offsets of the classes, or what `stepless.tune_threshold` found.
-        n_members: Members of each kind, and so folds; 1 holds out a fifth of the rows once.
-        average: Multiclass and multilabel: ``"macro"`` (default), ``"micro"``, ``"weighted"``, or ``"samples"``.
-        subject_to: Constraints, as in ``"precision >= 0.9"``.
-        metric_options: Options of the metric, as in ``{"beta": 2}``, or ``{"maximize": False}`` for a formula.
-        pos_label: Binary: which class is the positive one. By default 1 or True where there is one (``{0, 1}``,
-            ``{-1, 1}``), otherwise the rarer class.
-        preprocess: Whether columns are standardised and categories and missing values handled. Without it, every column
-            is a number, none is missing, and networks see them as they are.
-        calibrate: Whether probabilities are calibrated on held-out rows.
-        epochs: Passes over the rows; by default scaled to the number of rows.
-        batch_size: Rows a step; by default scaled to the number of rows.
-        learning_rate: Of AdamW; it falls to 0 along a cosine.
-        weight_decay: Of AdamW; by default the less, the more rows there are.
-        dropout: The share of hidden units that rest in a step.
-        early_stopping: Whether a network stops when a tenth of its training rows, held out for that, gets no better.
-        patience: For how many epochs it may get no better.
-        warm_start: Whether `fit` goes on from the networks of the last fit. Networks alone can: a linear model and
-            trees take no part, in the first fit either.
-        device: Where to train: ``"cpu"``, ``"cuda"``, …; predictions are made on the CPU.
-        checkpoint: A file that keeps the state of the training: a fit that was killed goes on from there when it is
+            ``"trees"``, ``"sampled_trees"`` (each from a part of the rows and columns) and ``"cost_trees"``. Default:
+            those that suit the table. One that does not suit the metric is left out (costs have no samples average).
+            Only networks take part in `partial_fit`, with ``warm_start`` (from the first fit on), and if ``model`` is a
+            factory.
+        combine: ``"stack"`` for a weighted mean of all, with the weights that make the held-out rows most likely;
+            ``"best"`` for the candidate with the best metric on held-out rows, or the plain mean if that is better.
+        threshold: ``"expected"`` for the threshold (multiclass: offsets) that is best in expectation, if the calibrated
+            probabilities of held-out rows are true. It is steadier than the best on their few true labels. With two
+            classes it decides no for at least 5 % of these rows and yes for some, if they can be told apart at all.
+            ``"tuned"`` for the best on their true labels, ``"half"`` for ½ (multiclass: the largest probability) before
+            calibration, ``"auto"`` for the better of these two on held-out rows. For several classes or labels without
+            ``calibrate``, and for a samples average, ``"expected"`` means ``"auto"``. With constraints, both mean
+            ``"tuned"``. Or the threshold itself: a probability, one per label, class offsets, or a `stepless.Tuning`.
+        n_members: The number of models of each kind, and of folds. 1 holds out a fifth of the rows once.
+        average: Over classes: ``"macro"`` (default), ``"micro"``, ``"weighted"``, or ``"samples"`` (multilabel only).
+        subject_to: Constraints, such as ``"precision >= 0.9"``.
+        metric_options: Options of the metric, such as ``{"beta": 2}``, or ``{"maximize": False}`` for a formula.
+        pos_label: Binary: the positive class. Default: 1 (or True) of ``{0, 1}`` or ``{-1, 1}``, else the rarer class.
+        preprocess: Whether to standardise numbers and handle categories and missing values. Without it, columns must be
+            numbers without missing values, and are used unchanged.
+        calibrate: Whether to calibrate probabilities on held-out rows.
+        epochs: Passes over the rows. Default: depends on the number of rows.
+        batch_size: Rows per step. Default: depends on the number of rows.
+        learning_rate: Of AdamW. It falls to 0 along a cosine.
+        weight_decay: Of AdamW. Default: smaller for more rows.
+        dropout: The share of hidden units that are dropped in a step.
+        early_stopping: Whether a network stops when a tenth of its rows, held out for this, stop getting better.
+        patience: Early stopping: for how many epochs there may be no improvement.
+        warm_start: Whether `fit` continues from the networks of the last fit. Only networks can: a linear model and
+            trees take no part, not even in the first fit.
+        device: Where to train: ``"cpu"``, ``"cuda"``, …. Predictions are made on the CPU.
+        checkpoint: A file that keeps the state of the training. A fit that was killed continues from it if it is
             started again on the same data with the same settings. Not for `partial_fit` and ``warm_start``.
         verbose: Whether to show a progress bar.
-        random_state: Seed of folds, weights and batches; the same seed gives the same model, bit by bit.
+        random_state: Seed of folds, weights and batches. The same seed gives the same model, bit by bit.
 
     Attributes:
-        weights_: What each candidate counts in the mean that decides.
+        weights_: The weight of each candidate in the mean that decides.
         best_candidate_: ``"stack"``, ``"average"``, or the one candidate that decides.
         options_: Every way to decide that was tried, with its metric on held-out rows.
-        history_: What happened in each epoch: ``train`` and ``held`` losses, ``(epochs, networks)``.
+        history_: The ``train`` and ``held`` losses of each epoch, ``(epochs, networks)``.
 
-    Those of `stepless.ensembles.predicting.Predicting` as well. A loaded model has those alone.
+    It also has the attributes of `stepless.ensembles.predicting.Predicting`. A loaded model has only those.
 
     Example:
         >>> from sklearn.datasets import make_classification
@@ -213,12 +211,12 @@ class MetricClassifier(Predicting):
     # -----------------------------------------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> MetricClassifier:
-        """Train, choose, calibrate and cut. A fit that fails leaves everything as it was.
+        """Train the candidates, combine and calibrate them, and choose the threshold. A fit that fails changes nothing.
 
         Args:
             X: Rows: an array, a list of rows, or a pandas or polars frame.
             y: Labels ``(N,)``, or 0 and 1 ``(N, labels)``.
-            sample_weight: One weight a row.
+            sample_weight: One weight per row.
         """
         last = self._before("warm_start=True goes") if self.warm_start else None
         table, target, weight, rule = self._read(X, y, sample_weight)
@@ -228,18 +226,17 @@ class MetricClassifier(Predicting):
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> MetricClassifier:
-        """Go on with more rows: one pass over them, unless ``epochs`` says otherwise.
+        """Continue training on more rows: one pass over them, unless ``epochs`` is given.
 
-        Networks alone can go on: a linear model and trees take no part. The preprocessing and the positive class are
-        those of the first call. The threshold and the calibration follow the held-out scores of the last 20,000 rows,
-        each as it was when the row came. Rows should be new: one that comes again may be scored by a network that has
-        seen it.
+        Only networks can continue; a linear model and trees take no part. The preprocessing and the positive class stay
+        those of the first call. Threshold and calibration follow the held-out scores of the last 20,000 rows, each as
+        it was when the row came. Pass only new rows: one that comes again may be scored by a network that has seen it.
 
         Args:
             X: Rows.
             y: Their labels.
-            classes: All classes there will be, for the first call, where ``y`` may lack some.
-            sample_weight: One weight a row.
+            classes: All classes there will be. Needed in the first call if ``y`` may lack some.
+            sample_weight: One weight per row.
         """
         last = self._before("partial_fit goes")
         left = {name: share for name, share in getattr(self, "weights_", {}).items() if name not in CANDIDATES}

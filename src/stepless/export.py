@@ -40,16 +40,16 @@ _IR_VERSION = 8
 
 
 def to_onnx(model: Model, path: str | os.PathLike[str]) -> None:
-    """Write a model as an ONNX file that needs nothing but an ONNX runtime to say the same labels.
+    """Write a model as an ONNX file, which needs only an ONNX runtime to predict the same labels.
 
-    Inputs: a model of numbers alone takes ``X``, ``(N, columns)`` of double with NaN for missing. Any other takes an
-    input for each column, named after it, ``(N, 1)`` of double or of string, where the empty text stands for missing,
-    or another where that is a category: ``missing_text`` in the file's metadata says which, by column.
-    `stepless.models.export_inputs.feed` makes the inputs from a table. Outputs: ``label``, ``probabilities`` and
-    ``decision``, as `Model` gives them.
+    Inputs: a model of numeric columns takes ``X``, ``(N, columns)`` of double, with NaN for missing values. Any other
+    takes one input per column, named after it, ``(N, 1)`` of double or of string. The empty text stands for a missing
+    value, or another text if the empty one is a category: ``missing_text`` in the file's metadata gives it for each
+    column. `stepless.models.export_inputs.feed` makes the inputs from a table. Outputs: ``label``, ``probabilities``
+    and ``decision``, as `Model` computes them.
 
     Args:
-        model: What to write.
+        model: The model to write.
         path: The file. It is replaced as a whole: a failure leaves it as it was.
 
     Example:
@@ -60,7 +60,7 @@ def to_onnx(model: Model, path: str | os.PathLike[str]) -> None:
 
 
 def make_graph(model: Model) -> onnx.ModelProto:
-    """The graph of a model, checked."""
+    """Build and check the ONNX graph of a model."""
     features = model.features
     names = input_names(features)
     graph = _Graph({*names, *OUTPUTS})

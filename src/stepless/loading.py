@@ -1,4 +1,4 @@
-"""`load`: a saved model as the estimator that it was."""
+"""`load`: read a saved model as the estimator that was saved."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _ESTIMATORS: dict[str, Any] = {kind.__name__: kind for kind in (MetricClassifier
 
 
 def load(path: str | os.PathLike[str], model: Any = None) -> Any:
-    """Load a model folder, as `MetricClassifier.save` writes it, as a fitted estimator.
+    """Load a model folder that was written by `MetricClassifier.save` as a fitted estimator.
 
-    Nothing in the folder can run code. A folder that is no whole model is a `stepless.ModelFileError`.
+    Loading runs no code from the folder. A folder that is not a complete model raises `stepless.ModelFileError`.
 
     Args:
         path: The folder.
-        model: The factory of the networks, where the model was made with one: a factory is code, and not saved.
+        model: The factory of the networks, if the model was made with one. A factory is code, so it is not saved.
 
     Example:
         >>> import tempfile

@@ -24,17 +24,17 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class Progress(NamedTuple):
-    """What is told of each finished cell of the grid: one contestant on one fold.
+    """Progress of a comparison: one contestant has finished one fold.
 
     Attributes:
-        done: How many cells are finished, this one among them.
+        done: How many pairs of contestant and fold are finished, including this one.
         total: How many there are.
-        key: Of the contestant.
-        repeat: Which repeat, from 0.
-        fold: Which fold of it, from 0.
-        score: The metric on the fold; None where the contestant failed there.
-        seconds: What the fit took; 0 where the cell was read from disk.
-        failed: The sentence, where it failed.
+        key: Key of the contestant.
+        repeat: Number of the repeat, from 0.
+        fold: Number of the fold, from 0.
+        score: The metric on this fold; None if the contestant failed.
+        seconds: How long the fit took; 0 if the result was read from disk.
+        failed: The error message, if it failed.
     """
 
     done: int
@@ -49,14 +49,14 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True)
 class Difference:
-    """A contestant minus the baseline, in the metric, its sign turned so that more is better.
+    """A contestant minus the baseline, in the metric, with the sign that makes greater better.
 
     Attributes:
-        mean: Over the folds.
-        interval: It lies in here with a probability of 95 %.
+        mean: The mean over the folds.
+        interval: Contains the difference with a probability of 95 %.
         better: The probability that the contestant is better by more than the rope.
-        same: That they differ by no more than the rope.
-        worse: That it is worse by more than the rope.
+        same: The probability that they differ by no more than the rope.
+        worse: The probability that it is worse by more than the rope.
     """
 
     mean: float
@@ -68,22 +68,22 @@ class Difference:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One contestant.
+    """The results of one contestant.
 
     Attributes:
         key: Such as ``"cross_entropy_tuned"``.
-        name: For people, such as ``"cross-entropy + tuned threshold"``.
-        scores: The metric on every fold of every repeat; empty where it failed.
-        mean: Of the scores, NaN where it failed.
-        interval: The mean lies in here with a probability of 95 %.
-        fit_seconds: What a fit took, on average.
-        thresholds: For every score, where the fold was cut: one number; multilabel: one a label; multiclass: offsets.
-        threshold: Their median, None where it failed.
-        difference: From the baseline; None for the baseline itself, and where either failed.
+        name: The displayed name, such as ``"cross-entropy + tuned threshold"``.
+        scores: The metric on every fold of every repeat. Empty if it failed.
+        mean: The mean of the scores. NaN if it failed.
+        interval: Contains the mean with a probability of 95 %.
+        fit_seconds: How long a fit took, on average.
+        thresholds: The threshold of each fold. Multilabel: one per label. Multiclass: class offsets.
+        threshold: Their median; None if it failed.
+        difference: From the baseline; None for the baseline itself, and if either failed.
         probabilities: Of all rows, each by a model that has not seen it (first repeat): ``(n,)`` of the positive class,
-            or ``(n, K)``. Calibrated where the contestant calibrates.
-        raw: The same before calibration; None where the contestant does not calibrate.
-        failed: The sentence, where it could not be fitted.
+            or ``(n, K)``. Calibrated if the contestant calibrates.
+        raw: The same before calibration; None if the contestant does not calibrate.
+        failed: The error message, if it could not be fitted.
         constraints: For each constraint, the mean of its metric over the folds.
     """
 
@@ -104,13 +104,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the data: its name, its kind (``"number"`` or ``"category"``), and how many values it has.
+    """A column of the data.
 
     Attributes:
-        name: As in the data, or its number.
+        name: Its name in the data, or its number.
         kind: ``"number"`` or ``"category"``.
         missing: How many values are missing.
-        distinct: How many different ones there are.
+        distinct: How many different values there are.
     """
 
     name: str
@@ -121,36 +121,37 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What `stepless.compare` returns.
+    """The result of `stepless.compare`.
 
     Attributes:
-        metric: Its name, or the formula.
+        metric: Name of the metric, or the formula.
         metric_options: Its options, such as ``{"beta": 2}``.
-        maximize: Whether more of it is better.
+        maximize: Whether greater is better.
         average: How classes or labels are averaged; None for the metric's default.
         subject_to: The constraints, as text.
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
-        classes: The classes, in order; multilabel: the labels' numbers.
+        classes: The classes, in order. Multilabel: the numbers of the labels.
         positive: Binary: the positive class.
-        labels: Multilabel: the labels' names.
-        columns: Of the data.
-        n_rows: How many rows there are.
-        folds: In how many parts the rows were divided.
-        repeats: How many times.
-        seed: Of all chance.
-        jobs: How many fits ran at a time.
-        entries: The contestants, best mean first; those that failed come last.
-        baseline: The key of what all others are compared with.
-        rope: By less than that, two contestants are the same for practical purposes.
-        target: Binary: 0 and 1 ``(n,)``, 1 being positive; multiclass: places in `classes`; multilabel ``(n, L)``.
-        weight: Of the rows, if they have any.
-        winner: The key of what to ship.
-        verdict: One line: the answer, its figures, and of two classes which is the positive one.
-        warnings: Why the data may not carry the claim.
-        seconds: What the comparison took.
-        versions: Of the libraries that computed.
-        name: Of the data.
-        resolved: The metric itself; None where the outcome comes from a file, which holds no functions.
+        labels: Multilabel: the names of the labels.
+        columns: The columns of the data.
+        n_rows: The number of rows.
+        folds: The number of folds.
+        repeats: How often the rows were divided into folds.
+        seed: Seed of all random numbers.
+        jobs: How many fits ran in parallel.
+        entries: The contestants, best mean first. Those that break a constraint come later, those that failed last.
+        baseline: Key of the contestant that all others are compared with.
+        rope: Contestants that differ by no more than this count as equal in practice.
+        target: Binary: ``(n,)``, 1 for the positive class, else 0. Multiclass: indices into `classes`. Multilabel:
+            ``(n, L)``.
+        weight: The row weights, if there are any.
+        winner: Key of the contestant to use.
+        verdict: One line with the answer, its figures and, for two classes, which one is positive.
+        warnings: Reasons why the data may not support the verdict.
+        seconds: How long the comparison took.
+        versions: Versions of the libraries that were used.
+        name: Name of the data.
+        resolved: The metric itself; None if the outcome was read from a file, which holds no functions.
     """
 
     metric: str
@@ -186,7 +187,7 @@ class Outcome:
         return {**self.__dict__, "resolved": None}
 
     def entry(self, key: str) -> Entry:
-        """The contestant of a key."""
+        """Return the entry of the contestant with this key."""
         for entry in self.entries:
             if entry.key == key:
                 return entry
@@ -194,22 +195,22 @@ class Outcome:
 
     @property
     def table(self) -> list[dict[str, Any]]:
-        """One dict a contestant, best first: all that is one number or one text, and the constraints' metrics."""
+        """One dict per contestant, best first: all single numbers and texts, and the metrics of the constraints."""
         return [_row(entry, self.constraints) for entry in self.entries]
 
     @property
     def constraints(self) -> tuple[str, ...]:
-        """The constraints, each as text; what came of them is in ``constraints`` of the entries."""
+        """The constraints, each as text. ``constraints`` of each entry has the values that were reached."""
         return tuple(self.subject_to.split(" and ")) if self.subject_to else ()
 
     def __str__(self) -> str:
         return "\n".join([*_text_table(self), "", self.verdict, *(f"warning: {text}" for text in self.warnings)])
 
     def to_dict(self, *, arrays: bool = True) -> dict[str, Any]:
-        """Everything, as JSON holds it: numbers that are not finite are the texts NaN, Infinity and −Infinity.
+        """Return everything as JSON holds it. Numbers that are not finite become the texts NaN, Infinity and -Infinity.
 
         Args:
-            arrays: Whether to hold what is as long as the data too: target, weights and probabilities.
+            arrays: Whether to include what is as long as the data: target, weights and probabilities.
         """
         left_out = {"resolved", *(() if arrays else ("target", "weight"))}
         held = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
@@ -220,7 +221,7 @@ class Outcome:
         return {"format": FORMAT, **{name: _to_json(value) for name, value in held.items()}}
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Write everything into a JSON file, which `from_json` reads.
+        """Write everything to a JSON file, which `from_json` reads.
 
         Args:
             path: The file.
@@ -229,7 +230,7 @@ class Outcome:
 
     @classmethod
     def from_json(cls, path: str | os.PathLike[str]) -> Outcome:
-        """Read what `to_json` wrote.
+        """Read a file that was written by `to_json`.
 
         Args:
             path: The file.
@@ -256,7 +257,7 @@ class Outcome:
         return cls(**made)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the report: one HTML file that needs nothing else.
+        """Write the report as one HTML file that needs nothing else.
 
         Args:
             path: The file.
@@ -264,11 +265,11 @@ class Outcome:
         import_module("stepless.report").write_report(self, path)
 
     def plots(self, folder: str | os.PathLike[str], formats: Iterable[str] = ("png", "svg")) -> list[Path]:
-        """Draw the curves of the report into files; needs the extra ``plots``.
+        """Draw the curves of the report into files, and return their paths. This needs the extra ``plots``.
 
         Args:
-            folder: Where to.
-            formats: Of the files.
+            folder: The folder for the files.
+            formats: File formats: ``"png"``, ``"svg"`` or ``"pdf"``.
         """
         return import_module("stepless.comparing.plots").draw(self, folder, tuple(formats))
 

@@ -33,14 +33,14 @@ _INFINITE = {"inf": math.inf, "-inf": -math.inf}
 
 
 def save_model(model: Model, path: str | os.PathLike[str]) -> None:
-    """Save a model as a folder, in place of the model that may be there.
+    """Save a model as a folder, replacing a model that may be there.
 
-    The old model is there until the new one is whole, whenever the process ends. A model that could not be loaded again
+    The old model stays until the new one is complete, whenever the process ends. A model that could not be loaded again
     is refused before anything is written.
 
     Args:
-        model: The model. Of nets that a factory made the weights are saved; `load_model` is given the factory again.
-        path: The folder; it and its parents are made where they are missing.
+        model: The model. Of networks from a factory, the weights are saved; pass the factory again to `load_model`.
+        path: The folder. It and its parents are created if they do not exist.
     """
     factories = {id(f): f for member in model.members if (f := getattr(member, "factory", None)) is not None}
     if len(factories) > 1:
@@ -59,15 +59,15 @@ def save_model(model: Model, path: str | os.PathLike[str]) -> None:
 
 
 def load_model(path: str | os.PathLike[str], model: Factory | None = None, *, max_bytes: int = 2**32) -> Model:
-    """Load a model that `save_model` saved.
+    """Load a model that was saved by `save_model`.
 
     Args:
         path: The folder.
-        model: The factory of the nets, for a model whose nets come from one.
-        max_bytes: How large the members' files may be, all together.
+        model: The factory of the networks, if they come from one.
+        max_bytes: The largest total size of the members' files.
 
     Raises:
-        ModelFileError: If the folder does not hold a whole model that this version can read.
+        ModelFileError: If the folder does not hold a complete model that this version can read.
 
     Example:
         >>> try:

@@ -36,20 +36,20 @@ _COLOURS = 8
 
 
 def write_report(outcome: Outcome, path: str | os.PathLike[str]) -> None:
-    """Write the report of a comparison.
+    """Write the report of a comparison to a file.
 
     Args:
-        outcome: What `stepless.compare` found.
-        path: The file; one that is there is replaced, at once.
+        outcome: The result of `stepless.compare`.
+        path: The file. An existing one is replaced in one step.
     """
     write_whole(path, render_report(outcome))
 
 
 def render_report(outcome: Outcome) -> str:
-    """The report as text.
+    """Return the report as text.
 
     Args:
-        outcome: What `stepless.compare` found.
+        outcome: The result of `stepless.compare`.
     """
     data = page_data(outcome)
     scripts = {

@@ -47,44 +47,43 @@ def _has(method: str) -> Callable[[Any], bool]:
 
 
 class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
-    """A classifier that decides where the metric is best, on scores of rows it was not trained on.
+    """A classifier that tunes the threshold of another one for a metric, on scores of rows it was not trained on.
 
-    `fit` scores the training data out of fold, pools the scores, tunes on them over every cut (`tune_threshold`), and
-    fits the estimator on all of the data. `predict` then says yes where the score is at least the threshold
-    (binary), for each label by a threshold of its own (multilabel), or takes the class argmax(log p − offset)
+    `fit` scores the training rows out of fold, pools the scores, tunes on them over every cut (`tune_threshold`), and
+    then fits the estimator on all rows. `predict` decides yes if the score is at least the threshold (binary), does the
+    same for each label with a threshold of its own (multilabel), or takes the class argmax(log p − offset)
     (multiclass).
 
-    Choosing is not estimating: `best_score_` is the best of many scores on the data it was chosen on, and so too high.
-    `nested_score_` is the estimate. By default each fold is decided by what was tuned on the other folds' scores, which
-    costs no fit (those scores come from models that have seen the fold, so a little optimism may remain).
-    ``nested="full"`` repeats the whole procedure, fits and all, without the fold.
+    `best_score_` is the best of many scores on the data it was chosen on, so it is too high. `nested_score_` is the
+    estimate for new data. By default, each fold is decided by what was tuned on the other folds' scores. This needs no
+    fit, but those scores come from models that have seen the fold, so a little optimism may remain. ``nested="full"``
+    repeats the whole procedure without the fold, including the fits.
 
     Args:
         estimator: A classifier with ``predict_proba`` or ``decision_function``.
-        metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
-        subject_to: Constraints, as in ``"precision >= 0.9"``.
-        average: Multiclass and multilabel: ``"macro"`` (default), ``"micro"``, ``"weighted"``, or ``"samples"``.
-        cv: Folds, a share in (0, 1) to hold out once, a splitter, splits, or ``"prefit"``: the estimator is fitted
-            already, on other data than is given to `fit`, and is used as it is, whatever ``refit`` says.
-        pos_label: Binary: which class is the positive one. By default 1 or True where there is one (``{0, 1}``,
-            ``{-1, 1}``), otherwise the rarer class.
-        response_method: ``"predict_proba"``, ``"decision_function"``, or ``"auto"``: the first of them that is there.
-        refit: Fit on all of the data in the end; False keeps the one model of a ``cv`` that splits once.
-        nested: How `nested_score_` is had: ``"cross-fit"``, ``"full"``, or None for not at all.
-        metric_options: Options of the metric, as in ``{"beta": 2}``, or ``{"maximize": False}`` for a formula.
-        random_state: Seed of the split, whose folds are not shuffled without it, and of the search for class offsets.
-        n_jobs: How many folds are fitted at a time.
+        metric: A name from `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
+        subject_to: Constraints, such as ``"precision >= 0.9"``.
+        average: Over classes: ``"macro"`` (default), ``"micro"``, ``"weighted"``, or ``"samples"`` (multilabel only).
+        cv: The number of folds, a share in (0, 1) to hold out once, a splitter, splits, or ``"prefit"``: the estimator
+            is fitted already, on other data than is passed to `fit`, and is used unchanged, whatever ``refit`` is.
+        pos_label: Binary: the positive class. Default: 1 (or True) of ``{0, 1}`` or ``{-1, 1}``, else the rarer class.
+        response_method: ``"predict_proba"``, ``"decision_function"``, or ``"auto"`` for the first one that exists.
+        refit: Whether to fit on all rows at the end. False keeps the model of a ``cv`` that splits once.
+        nested: How to compute `nested_score_`: ``"cross-fit"``, ``"full"``, or None for not at all.
+        metric_options: Options of the metric, such as ``{"beta": 2}``, or ``{"maximize": False}`` for a formula.
+        random_state: Seed of the folds, which are not shuffled without it, and of the search for class offsets.
+        n_jobs: How many folds are fitted in parallel.
 
     Attributes:
         estimator_: The fitted classifier.
-        best_threshold_: The threshold; multilabel: one a label; multiclass: the classes' offsets.
-        best_score_: The metric there, on the scores it was tuned on.
-        nested_score_: What to expect of new data: the metric of the pooled decisions of all nested folds; NaN, with a
-            warning, where a fold could not be tuned.
+        best_threshold_: The threshold. Multilabel: one per label. Multiclass: the class offsets.
+        best_score_: The metric at this threshold, on the scores it was tuned on.
+        nested_score_: The estimate for new data: the metric of the decisions of all nested folds together. NaN, with a
+            warning, if a fold could not be tuned.
         nested_scores_: The metric on each nested fold.
-        tuning_: All there is to know about the tuning, a `stepless.Tuning`.
+        tuning_: The details of the tuning, a `stepless.Tuning`.
         classes_: The classes, as the estimator has them.
-        pos_label_: The positive class; None where the task is not binary.
+        pos_label_: The positive class; None if the task is not binary.
 
     Example:
         >>> from sklearn.datasets import make_classification
@@ -125,14 +124,13 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         self.n_jobs = n_jobs
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, **fit_params: Any) -> TunedThreshold:
-        """Tune on out-of-fold scores, then fit on all of the data. A fit that fails leaves everything as it was.
+        """Tune on out-of-fold scores, then fit the estimator on all rows. A fit that fails changes nothing.
 
         Args:
-            X: Rows, as the estimator takes them.
+            X: Rows, as the estimator accepts them.
             y: Labels ``(N,)``, or 0 and 1 ``(N, labels)``.
-            sample_weight: One weight a row, for the tuning and, if it takes one, for the estimator.
-            fit_params: For the estimator's `fit`; where scikit-learn's metadata routing is enabled, for the splitter
-                too.
+            sample_weight: One weight per row, for the tuning and, if it accepts weights, for the estimator.
+            fit_params: Passed to the estimator's `fit`. With scikit-learn's metadata routing, also to the splitter.
         """
         X, y = indexable(X, y)
         task, y = read_target(y)
@@ -167,12 +165,12 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         return self
 
     def predict(self, X: Any) -> Any:
-        """Labels ``(N,)``, or 0 and 1 ``(N, labels)``, decided by the tuned threshold, thresholds or offsets."""
+        """Predict labels ``(N,)``, or 0 and 1 ``(N, labels)``, with the tuned threshold, thresholds or offsets."""
         check_is_fitted(self)
         return self._rule.name(self._rule.decide(self._rule.read(self.estimator_, X), self.best_threshold_))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The metric of the decisions, greater being better: a cost or an error rate comes with its sign turned."""
+        """Compute the metric of the decisions. Greater is better: the sign of a cost or an error rate is flipped."""
         check_is_fitted(self)
         rule = self._rule
         check_consistent_length(X, y)
@@ -183,26 +181,26 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
 
     @available_if(_has("predict_proba"))
     def predict_proba(self, X: Any) -> Any:
-        """The estimator's own."""
+        """Call ``predict_proba`` of the fitted estimator."""
         check_is_fitted(self)
         return self.estimator_.predict_proba(X)
 
     @available_if(_has("predict_log_proba"))
     def predict_log_proba(self, X: Any) -> Any:
-        """The estimator's own."""
+        """Call ``predict_log_proba`` of the fitted estimator."""
         check_is_fitted(self)
         return self.estimator_.predict_log_proba(X)
 
     @available_if(_has("decision_function"))
     def decision_function(self, X: Any) -> Any:
-        """The estimator's own."""
+        """Call ``decision_function`` of the fitted estimator."""
         check_is_fitted(self)
         return self.estimator_.decision_function(X)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save a tuned `stepless.MetricClassifier` or `stepless.MetricBooster`, with the tuned threshold for its own.
+        """Save a tuned `stepless.MetricClassifier` or `stepless.MetricBooster` with the tuned threshold as its own.
 
-        `stepless.load` gives it back as the estimator that was tuned, for the metric it was tuned for.
+        `stepless.load` returns it as the estimator that was tuned, with the metric it was tuned for.
 
         Args:
             path: The folder.
@@ -235,16 +233,16 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
 
     @property
     def n_features_in_(self) -> int:
-        """How many features the estimator has seen, if it says so."""
+        """The number of features that the estimator has seen, if it says so."""
         return self.estimator_.n_features_in_
 
     @property
     def feature_names_in_(self) -> Any:
-        """Their names, if it has seen any."""
+        """The names of these features, if there were any."""
         return self.estimator_.feature_names_in_
 
     def get_metadata_routing(self) -> Any:
-        """Where metadata go: to the estimator's `fit` and the splitter's `split`; ``sample_weight`` also stays here."""
+        """Route metadata to the estimator's `fit` and the splitter's `split`. ``sample_weight`` is also used here."""
         return (
             MetadataRouter(owner=self)
             .add_self_request(self)

@@ -35,33 +35,33 @@ EXPECTED_FAILED_CHECKS = {
 
 
 class Predicting(ClassifierMixin, BaseEstimator):
-    """A classifier whose fit begins with `_read` and ends in `_adopt`.
+    """Base class of the classifiers whose fit begins with `_read` and ends in `_adopt`.
 
     Attributes:
-        model_: The fitted `stepless.models.model.Model`: what `predict` computes with, and what is saved.
-        classes_: The classes; multilabel: the labels' numbers.
-        pos_label_: The positive class; None where the task is not binary.
-        best_threshold_: The threshold of `predict_proba`; multilabel: one a label; multiclass: the classes' offsets.
-        best_score_: The metric of held-out rows, of what was chosen for being best there: an optimistic number.
+        model_: The fitted `stepless.models.model.Model`, which predicts and is saved.
+        classes_: The classes. Multilabel: the numbers of the labels.
+        pos_label_: The positive class; None if the task is not binary.
+        best_threshold_: The threshold of `predict_proba`. Multilabel: one per label. Multiclass: the class offsets.
+        best_score_: The metric on held-out rows, of what was chosen for being best there, so it is optimistic.
         n_features_in_, feature_names_in_: The columns of `fit`.
     """
 
     def predict(self, X: Any) -> Any:
-        """Labels ``(N,)``, or 0 and 1 ``(N, labels)``."""
+        """Predict labels ``(N,)``, or 0 and 1 ``(N, labels)``."""
         table = self._table(X)
         return self.model_.labels(table)
 
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities: ``(N, classes)``, in the order of `classes_`, or ``(N, labels)``."""
+        """Predict probabilities: ``(N, classes)``, in the order of `classes_`, or ``(N, labels)``."""
         table = self._table(X)
         return self.model_.probabilities(table)
 
     def decision_function(self, X: Any) -> Any:
-        """How far a row is on the side of yes, above 0 where it is decided so; it is never 0.
+        """Compute how far each row is on the side of yes. Values above 0 are decided yes, and no value is 0.
 
-        Binary ``(N,)``, multilabel ``(N, labels)``: probability − threshold. As in scikit-learn, yes is
-        ``classes_[1]``: where ``pos_label_`` is the other one, the sign is turned. Multiclass ``(N, classes)``:
-        log p − offset, of which the largest decides.
+        Binary ``(N,)`` and multilabel ``(N, labels)``: probability − threshold. As in scikit-learn, yes is
+        ``classes_[1]``; if ``pos_label_`` is the other class, the sign is flipped. Multiclass ``(N, classes)``: log p −
+        offset, of which the largest decides.
         """
         table = self._table(X)
         decision = self.model_.decision(table)
@@ -72,7 +72,7 @@ class Predicting(ClassifierMixin, BaseEstimator):
         return -decision if self.model_.positive == 0 else decision
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The metric of the decisions, greater being better: a cost or an error rate comes with its sign turned."""
+        """Compute the metric of the decisions. Greater is better: the sign of a cost or an error rate is flipped."""
         table = self._table(X)
         rule = self._rule
         if rule.metric is None:
@@ -86,10 +86,10 @@ class Predicting(ClassifierMixin, BaseEstimator):
         return value if rule.resolved.greater_is_better else -value
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save the fitted model as a folder that `stepless.load` reads; it holds no code.
+        """Save the fitted model as a folder that `stepless.load` reads. It holds no code.
 
         Args:
-            path: The folder. A model that is there is replaced when the new one is whole.
+            path: The folder. A model that is there is replaced when the new one is complete.
         """
         from stepless.persist import save_model  # noqa: PLC0415 - who does not save needs no safetensors
 
@@ -98,7 +98,7 @@ class Predicting(ClassifierMixin, BaseEstimator):
         save_model(self.model_, path)
 
     def to_onnx(self, path: str | os.PathLike[str]) -> None:
-        """Write all from raw columns to labels as one ONNX graph; needs the extra ``onnx``.
+        """Write everything from raw columns to labels as one ONNX graph. This needs the extra ``onnx``.
 
         Args:
             path: The file.
@@ -112,7 +112,7 @@ class Predicting(ClassifierMixin, BaseEstimator):
 
     @classmethod
     def from_model(cls, model: Model) -> Self:
-        """The fitted estimator of a model that was saved and loaded."""
+        """Return the fitted estimator of a model that was saved and loaded."""
         params = model.settings.get("params", {})
         if not isinstance(params, dict):
             raise ValueError(f"the parameters of an estimator must be a dict; got {str(params)[:100]}.")

@@ -20,22 +20,22 @@ with needs("stepless.integrations.jax needs JAX", "jax", "jax"):
 def metric_loss(
     scores: Any, target: Any, metric: Any, *, sample_weight: Any = None, axis: int = -1, **settings: Any
 ) -> jax.Array:
-    """The distance of a metric from its best value, as a function that ``jit``, ``vmap`` and ``grad`` take.
+    """Compute the distance of a metric from its best value, as a function for ``jit``, ``vmap`` and ``grad``.
 
-    Everything but the arrays is settled when the function is traced: close over it, or name it static to ``jit``. A
-    class index that is no class makes the loss NaN, because a compiled function cannot raise. Under ``jit`` a batch
-    that is sharded over devices has one loss; within ``shard_map`` and ``pmap`` the loss is that of a device's own
-    rows, and the mean of such losses is not that of the batch.
+    Everything but the arrays must be known when the function is traced: close over it, or make it static in ``jit``. A
+    class index out of range makes the loss NaN, because a compiled function cannot raise. Under ``jit``, a batch that
+    is sharded over devices has one loss. In ``shard_map`` and ``pmap``, the loss is that of a device's own rows, and
+    the mean of these losses is not that of the batch.
 
     Args:
-        scores: ``(N, …)`` binary; multiclass and multilabel ``(N, …, K)``, the classes last, as in flax.
-        target: The scores' shape; multiclass: class indices ``(N, …)``, or probabilities of the scores' shape.
-        metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
-        sample_weight: ``(N,)``, or one a pixel.
-        axis: Where the classes are.
+        scores: ``(N, …)`` for binary; ``(N, …, K)`` for multiclass and multilabel, with the classes last, as in flax.
+        target: Same shape as the scores; for multiclass, class indices ``(N, …)`` or probabilities in that shape.
+        metric: A name from `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
+        sample_weight: ``(N,)``, or one weight per pixel.
+        axis: The axis of the classes.
         settings: As for `stepless.MetricLoss`: ``task``, ``average``, ``inputs``, ``step``, ``threshold``,
             ``ignore_index``, ``weight``, ``per_image``, ``overlap``, ``blend``, ``cross_entropy``, ``maximize``, and
-            the metric's own options.
+            options of the metric.
 
     Returns:
         A scalar, float32 or wider.

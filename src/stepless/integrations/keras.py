@@ -39,23 +39,23 @@ except ModuleNotFoundError as error:
 class MetricLoss(keras.losses.Loss):
     """Train a Keras model on a metric of the confusion matrix: pass it as ``loss`` to ``compile``.
 
-    The loss is that of the whole batch, and not a mean over samples: sample weights and masks weigh the counts. Where
-    ``tf.distribute`` divides a batch it is the mean of the parts' losses, which is not the same; JAX's ``DataParallel``
-    has the loss of the whole. A saved model holds the loss: import this module before ``load_model``, or pass it
-    ``compile=False``.
+    The loss is that of the whole batch, not a mean over samples. Sample weights and masks weight the counts. If
+    ``tf.distribute`` divides a batch, the loss is the mean of the parts' losses, which is not the same; JAX's
+    ``DataParallel`` has the loss of the whole batch. A saved model contains the loss, so import this module before
+    ``load_model``, or pass ``compile=False``.
 
     Args:
-        metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
-        from_logits: Whether the model gives logits, or probabilities (its last activation is a sigmoid or a softmax).
-        axis: Where multiclass and multilabel scores have their classes: last, as in Keras.
-        name: Of the loss, in the logs.
+        metric: A name from `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
+        from_logits: Whether the model outputs logits, or probabilities (its last activation is a sigmoid or a softmax).
+        axis: The axis of the classes in multiclass and multilabel scores: the last, as in Keras.
+        name: Name of the loss, for the logs.
         settings: As for `stepless.MetricLoss`: ``task``, ``average``, ``step``, ``threshold``, ``ignore_index``,
-            ``weight``, ``per_image``, ``overlap``, ``blend``, ``cross_entropy``, ``maximize``, and the metric's own
-            options.
+            ``weight``, ``per_image``, ``overlap``, ``blend``, ``cross_entropy``, ``maximize``, and options of the
+            metric.
 
     Shape:
-        - y_pred: ``(N, …)`` or ``(N, …, 1)`` binary; multiclass and multilabel ``(N, …, K)``.
-        - y_true: That of ``y_pred``; multiclass: class indices ``(N, …)`` or ``(N, …, 1)``, or probabilities.
+        - y_pred: ``(N, …)`` or ``(N, …, 1)`` for binary; ``(N, …, K)`` for multiclass and multilabel.
+        - y_true: same as ``y_pred``; for multiclass, class indices ``(N, …)`` or ``(N, …, 1)``, or probabilities.
 
     Example:
         >>> loss_fn = MetricLoss("f1", from_logits=True, step="identity")
@@ -79,7 +79,7 @@ class MetricLoss(keras.losses.Loss):
         self._loss = ArrayLoss(metric, inputs="logits" if from_logits else "probabilities", **settings)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """The loss of a batch."""
+        """Compute the loss of a batch."""
         with keras.name_scope(self.name):
             mask = _mask_of(y_pred)
             y_pred, y_true = ops.convert_to_tensor(y_pred), ops.convert_to_tensor(y_true)
@@ -94,7 +94,7 @@ class MetricLoss(keras.losses.Loss):
             return _shared(self._loss(KerasArray(y_pred), KerasArray(y_true), weighed, axis=self.axis).value)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """The loss of a batch without weights."""
+        """Compute the loss of a batch without weights."""
         return self(y_true, y_pred)
 
     def _matched(self, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
@@ -114,7 +114,7 @@ class MetricLoss(keras.losses.Loss):
         return ops.cast(y_true, "int32" if extra == -1 else y_pred.dtype), y_pred
 
     def get_config(self) -> dict[str, Any]:
-        """The settings, as JSON can hold them."""
+        """Return the settings, in a form that JSON can hold."""
         metric = self._loss.of.metric
         registered = metric.name in METRICS and metric.function is METRICS[metric.name].function
         if not registered and not isinstance(self.metric, str):
@@ -135,7 +135,7 @@ class MetricLoss(keras.losses.Loss):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """The loss of a config."""
+        """Create the loss from a config."""
         step = config.get("step")
         if isinstance(step, dict):
             step = dict(step)

@@ -25,16 +25,17 @@ _Place = tuple[str, int | None]
 
 
 class MetricCallback(Callback):
-    """Advance the schedule of every `MetricLoss` of a module, and log the hard metric of each whole epoch.
+    """Advance the schedule of every `MetricLoss` in a module, and log the exact metric of each whole epoch.
 
-    What a loss is called with is what is scored, in training, validation and testing alike: the module needs no code
-    for it but ``self.loss_fn(scores, y)`` in its steps. Counts are merged over batches and ranks, so the logged
-    ``train_f1``, ``val_f1`` and ``test_f1`` are those of all rows (with the loss's attribute inside, as in
-    ``val_head_f1``, where there are several losses, and ``/dataloader_idx_1`` behind it, where several loaders are
-    validated or tested on, one after the other). In training a row is scored when it is seen, by the weights of that
-    step, and a NaN among the scores makes the epoch's score NaN; in validation it is an error. Of an epoch that goes on
-    from a checkpoint the rows since then are scored. Lightning's own sampler gives ranks equal shares by repeating a
-    few rows: these count twice.
+    Whatever a loss is called with is scored, in training, validation and testing: the module only has to call
+    ``self.loss_fn(scores, y)`` in its steps. Counts are merged over batches and ranks, so ``train_f1``, ``val_f1`` and
+    ``test_f1`` are the metrics of all rows. With several losses, names contain the loss's attribute, as in
+    ``val_head_f1``. With several validation or test loaders, read one after the other, names end in
+    ``/dataloader_idx_1`` and so on.
+
+    In training, a row is scored by the weights of the step that sees it. A NaN score makes the epoch's metric NaN in
+    training, and is an error in validation and testing. An epoch that is resumed from a checkpoint is scored from there
+    on. Lightning's own sampler repeats a few rows to give ranks equal shares; these count twice.
 
     Args:
         prog_bar: Whether the progress bar shows the scores.
@@ -173,10 +174,11 @@ def _of_all_ranks(classes: dict[_Place, int | None]) -> dict[_Place, int | None]
 
 
 def accumulate(module: LightningModule, loss_fn: MetricLoss, micro_batches: Sequence[Any]) -> Tensor:
-    """`stepless.accumulate` in place of ``manual_backward``: the gradient of all micro-batches as one batch.
+    """Back-propagate all micro-batches as one batch, as `stepless.accumulate` does, in place of ``manual_backward``.
 
-    For a ``training_step`` under manual optimisation; the module's ``forward`` gives the scores. It works on one device
-    and under the DDP strategy, where ranks share one batch and synchronise gradients once; precision plugins apply.
+    Use it in a ``training_step`` with manual optimisation. The module's ``forward`` must return the scores. It works on
+    one device and with the DDP strategy, where all ranks share one batch and synchronise gradients once. Precision
+    plugins apply.
 
     Args:
         module: The module, with ``automatic_optimization = False``.

@@ -38,20 +38,20 @@ _OPTIONAL = ("average", "subject_to", "positive")
 
 
 def log(outcome: Outcome, model: Any = None, *, name: str = "model", **options: Any) -> str:
-    """Log a comparison, and a model with it, into the active run or a new one.
+    """Log a comparison, and optionally a model, to the active run or a new one.
 
-    Parameters say what was compared; each contestant has its metrics, ``<contestant>/mean`` and so on, and its score
-    on every fold as the steps of ``<contestant>/score``. The verdict is a tag. The artefacts are ``report.html``, and
+    Parameters say what was compared. Each contestant has its metrics, ``<contestant>/mean`` and so on, and its score on
+    every fold as the steps of ``<contestant>/score``. The verdict is a tag. The artefacts are ``report.html`` and
     ``comparison.json``, which `stepless.outcome.Outcome.from_json` reads.
 
     Args:
-        outcome: What `stepless.compare` returned.
-        model: What is to be shipped: see `log_model`.
-        name: Of the model.
-        options: For `log_model`.
+        outcome: The result of `stepless.compare`.
+        model: A model to log too: see `log_model`.
+        name: Name of the model.
+        options: Passed to `log_model`.
 
     Returns:
-        The run's id.
+        The id of the run.
     """
     with _run() as run:
         params = {field: getattr(outcome, field) for field in _PARAMS}
@@ -80,36 +80,36 @@ def log(outcome: Outcome, model: Any = None, *, name: str = "model", **options: 
 
 
 def log_model(model: Any, name: str = "model", *, input_example: Any = None, **options: Any) -> ModelInfo:
-    """Log a fitted model with its threshold, calibration and labels, to be served by MLflow.
+    """Log a fitted model with its threshold, calibration and labels, so that MLflow can serve it.
 
-    What serves says of each row: its probability, the decision at the model's own threshold, and the label.
+    For each row, the served model returns the probability, the decision at its own threshold, and the label.
 
     Args:
         model: A fitted `stepless.MetricClassifier` or `stepless.MetricBooster`, a `stepless.TunedThreshold` of one, or
-            the folder that one was saved to.
-        name: Of the model.
+            the folder of a saved one.
+        name: Name of the model.
         input_example: A few rows, from which MLflow also reads the columns and their types.
-        options: For ``mlflow.pyfunc.log_model``, such as ``registered_model_name`` or ``metadata``.
+        options: Passed to ``mlflow.pyfunc.log_model``, such as ``registered_model_name`` or ``metadata``.
     """
     with _folder(model) as folder, _run():
         return mlflow.pyfunc.log_model(name=name, **_flavour(folder, input_example, options))
 
 
 def save_model(model: Any, path: str | os.PathLike[str], *, input_example: Any = None, **options: Any) -> None:
-    """`log_model`, into a folder instead of a run.
+    """Do what `log_model` does, but write to a folder instead of a run.
 
     Args:
         model: As for `log_model`.
-        path: The folder, which is not there yet.
+        path: The folder, which must not exist yet.
         input_example: As for `log_model`.
-        options: For ``mlflow.pyfunc.save_model``.
+        options: Passed to ``mlflow.pyfunc.save_model``.
     """
     with _folder(model) as folder:
         mlflow.pyfunc.save_model(path, **_flavour(folder, input_example, options))
 
 
 class Served:
-    """A loaded model as MLflow calls it.
+    """A loaded model, as MLflow calls it.
 
     Args:
         estimator: The fitted estimator.
@@ -119,15 +119,15 @@ class Served:
         self.estimator = estimator
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        """One row for each row of the input.
+        """Return one row for each row of the input.
 
         Binary: ``probability`` of the positive class, ``decision`` (whether it is at least the threshold) and
-        ``label``. Multiclass: ``probability.<class>`` of each, ``decision`` (the place of the class) and ``label``.
-        Multilabel: ``probability.<label>``, ``decision.<label>`` and ``label.<label>``, which is 0 or 1.
+        ``label``. Multiclass: ``probability.<class>`` of each class, ``decision`` (the index of the class) and
+        ``label``. Multilabel: ``probability.<label>``, ``decision.<label>`` and ``label.<label>``, which is 0 or 1.
 
         Args:
             model_input: The rows.
-            params: None; the threshold is the model's own.
+            params: Must be empty, because the threshold is the model's own.
         """
         if params:
             raise ValueError(f"a model decides at its own threshold and takes no parameters; got {', '.join(params)}.")

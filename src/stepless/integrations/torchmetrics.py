@@ -38,18 +38,18 @@ _SETTINGS = ("task", "average", "inputs", "threshold", "ignore_index", "weight",
 
 
 class EpochScore(torchmetrics.Metric):
-    """The hard metric of all batches since the last reset, over all ranks: what `stepless.score` says of their rows.
+    """The exact metric of all batches since the last reset, over all ranks: `stepless.score` of all their rows.
 
-    A metric of counts keeps the counts, whatever the number of rows. One of the ranking (``"auroc"``, …) compares rows
-    with one another, so it keeps every row's scores until it is reset.
+    A metric of counts stores only the counts. A metric of the ranking (``"auroc"``, …) compares rows with one another,
+    so it stores the scores of every row until it is reset.
 
     Args:
-        metric: As for `stepless.score`; or a `stepless.MetricLoss`, whose settings are taken over.
-        classes: How many classes or labels there are: needed for multiclass and multilabel tasks, unless the metric
-            is one of the ranking, so that all ranks agree on the counts before the first batch.
-        maximize: For formulas: whether greater is better.
-        settings: Those of `stepless.score` (``task``, ``average``, ``threshold``, …), options of the metric, and what
-            every `torchmetrics.Metric` takes (``process_group``, ``sync_on_compute``, …).
+        metric: As for `stepless.score`; or a `stepless.MetricLoss`, whose settings are used.
+        classes: The number of classes or labels. Multiclass and multilabel tasks need it, unless the metric is one of
+            the ranking, so that all ranks agree on the counts before the first batch.
+        maximize: For formulas only: whether greater is better.
+        settings: Those of `stepless.score` (``task``, ``average``, ``threshold``, …), options of the metric, and those
+            of every `torchmetrics.Metric` (``process_group``, ``sync_on_compute``, …).
 
     Example:
         >>> f1 = EpochScore("f1")
@@ -87,7 +87,7 @@ class EpochScore(torchmetrics.Metric):
 
     @property
     def counts(self) -> Tensor:
-        """The counts of all batches so far; a metric of the ranking has none."""
+        """The counts of all batches so far. A metric of the ranking has none."""
         return getattr(self, self._counts)
 
     @property
@@ -96,7 +96,7 @@ class EpochScore(torchmetrics.Metric):
         return getattr(self.metric, "greater_is_better", True)
 
     def update(self, preds: Tensor, target: Tensor, sample_weight: Tensor | None = None, *, check: bool = True) -> None:
-        """Add a batch. To ``check`` its values waits for the device; unchecked, a NaN score makes the epoch's NaN."""
+        """Add a batch. Checking values waits for the device; with ``check=False`` a NaN score makes the result NaN."""
         if isinstance(self.path, Ranker):
             self.path.read(preds, target, sample_weight)
             if check:
@@ -112,7 +112,7 @@ class EpochScore(torchmetrics.Metric):
         setattr(self, self._counts, self.counts + counts)
 
     def compute(self) -> Tensor:
-        """The score, in float64."""
+        """Compute the score, in float64."""
         if not isinstance(self.path, Ranker):
             return self.path.scores(self.counts, (self.metric,))[0]
         if not self.update_called and not len(self.preds):
@@ -158,16 +158,16 @@ class EpochScore(torchmetrics.Metric):
         return super()._apply(move, exclude_state)
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """Draw one score, or one after the other, as the metrics of torchmetrics do; needs matplotlib.
+        """Plot one score or several, as other torchmetrics do. This needs matplotlib.
 
         Args:
-            val: What `compute` or ``forward`` gave, once or in a list; by default what `compute` gives now.
-            ax: Of matplotlib, to draw into.
+            val: A result of `compute` or ``forward``, or a list of them. Default: what `compute` returns now.
+            ax: A matplotlib axes to draw into.
         """
         return self._plot(val, ax)
 
     def extra_repr(self) -> str:
-        """The metric, and its options."""
+        """Return the metric's name and options."""
         return ", ".join([repr(self.metric.name), *(f"{name}={value!r}" for name, value in self.metric.options)])
 
 

@@ -19,23 +19,22 @@ with needs("TrainerLoss needs transformers", "transformers", "transformers"):
 
 
 class TrainerLoss(TrainerCallback):
-    """A `MetricLoss` as ``compute_loss_func``, callback and ``compute_metrics`` of a ``Trainer``, all three in one.
+    """A `MetricLoss` for the Hugging Face ``Trainer``: ``compute_loss_func``, callback and ``compute_metrics`` in one.
 
-    The callback advances the schedule. It also learns how the Trainer will scale the loss: where it counts items, it
-    multiplies a custom loss by the number of processes, as is right for a sum divided by the items of all processes,
-    and wrong for a loss that is that of the global batch already. Here both the gradient and the logged loss stay those
-    of the global batch.
+    The callback advances the schedule, and finds out how the loss is scaled. If the Trainer counts items, it multiplies
+    a custom loss by the number of processes. That is right for a sum divided by the items of all processes, but wrong
+    for a loss of the global batch. Here the gradient and the logged loss stay those of the global batch.
 
-    Heads: ``task="multiclass"`` takes scores ``(N, K)``, or ``(N, tokens, K)`` with −100 for the tokens to leave out;
-    ``task="multilabel"`` ``(N, labels)``; ``task="binary"`` one score a row or token, or the two of a head with
-    ``num_labels=2``, whose difference is the score of class 1 (tokens of −100 are left out with ``ignore_index=-100``).
-    The model returns a dict with ``"logits"``, as those of transformers do.
+    Heads: ``task="multiclass"`` takes scores ``(N, K)``, or ``(N, tokens, K)`` with −100 for tokens to leave out;
+    ``task="multilabel"`` takes ``(N, labels)``; ``task="binary"`` takes one score per row or token, or the two scores
+    of a head with ``num_labels=2``, whose difference is the score of class 1 (``ignore_index=-100`` leaves out tokens
+    of −100). The model must return a dict with ``"logits"``, as those of transformers do.
 
-    What is not exact: ``gradient_accumulation_steps`` above 1. The Trainer runs each micro-batch on its own, and the
-    metric of a batch is no mean over its micro-batches; so this is an error unless ``per_micro_batch=True`` asks for
-    the mean of their losses (a last, shorter step of an epoch then weighs less). A larger batch, or
-    `stepless.accumulate` in a loop of your own, is exact. A loss's constraints and memory start anew when training is
-    resumed from a checkpoint; its schedule does not.
+    ``gradient_accumulation_steps`` above 1 is not exact. The Trainer runs each micro-batch separately, and the metric
+    of a batch is not the mean over its micro-batches. So this is an error, unless ``per_micro_batch=True`` accepts the
+    mean of their losses (a last, shorter step of an epoch then weighs less). A larger batch is exact, and so is
+    `stepless.accumulate` in a loop of your own. If training resumes from a checkpoint, the loss's constraints and
+    memory start anew, but its schedule does not.
 
     Args:
         loss_fn: The loss.
@@ -60,7 +59,7 @@ class TrainerLoss(TrainerCallback):
         self._plan = loss_fn.ranker if isinstance(loss_fn, RankingLoss) else loss_fn.path
 
     def __call__(self, outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        """What ``Trainer(compute_loss_func=…)`` calls: the loss of a model's outputs."""
+        """Compute the loss of a model's outputs. Called by ``Trainer(compute_loss_func=…)``."""
         if labels is None:
             raise ValueError('a loss needs targets, and the batch has none; name the column "labels".')
         if self._args is None and num_items_in_batch is not None:
@@ -80,7 +79,7 @@ class TrainerLoss(TrainerCallback):
         return loss / self._scale(training, num_items_in_batch is not None)
 
     def compute_metrics(self, prediction: Any) -> dict[str, float]:
-        """What ``Trainer(compute_metrics=…)`` calls: the hard metric of all rows."""
+        """Compute the exact metric of all rows. Called by ``Trainer(compute_metrics=…)``."""
         labels = torch.as_tensor(_joined(prediction.label_ids))
         scores = torch.as_tensor(self._first(_joined(prediction.predictions), labels))
         self._check_labels(labels)
@@ -89,7 +88,7 @@ class TrainerLoss(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Refuse what would not be exact."""
+        """Refuse settings that would not be exact."""
         if args.gradient_accumulation_steps > 1 and not self.per_micro_batch:
             raise ValueError(
                 f"gradient_accumulation_steps={args.gradient_accumulation_steps}: the Trainer runs micro-batches apart,"
@@ -114,7 +113,7 @@ class TrainerLoss(TrainerCallback):
         self.loss_fn.advance(min(state.global_step / max(state.max_steps, 1), 1.0))
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Learn how losses will be scaled, also in evaluation before any training."""
+        """Find out how losses will be scaled, also for evaluation before any training."""
         self._args = args
 
     def _scale(self, training: bool, counted: bool) -> float:
