@@ -223,7 +223,10 @@ def train(
     drop: Drop = [],  # noqa: B006
     task: TaskOption = None,
     out: Annotated[
-        str | None, typer.Option(help="Folder for the model.", show_default="model, in the folder of the comparison")
+        str | None,
+        typer.Option(
+            help="Folder for the model.", show_default="model, in the folder of the comparison or in stepless-TABLE"
+        ),
     ] = None,
     distributed: Annotated[
         bool, typer.Option("--distributed", help="Divide the networks among the ranks of torchrun.")
