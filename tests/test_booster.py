@@ -30,6 +30,7 @@ from stepless.tables.frames import read_table
 from stepless.trees.steppers import Rows, Settings, make_stepper
 
 from .mutations import seal
+from .test_boosting import curved
 
 LIBRARIES = ("lightgbm", "xgboost", "catboost")
 FEW = {"n_estimators": 15, "n_members": 3, "random_state": 0}
@@ -706,3 +707,49 @@ def test_trees_that_do_not_split_are_told():
     X, y = np.random.default_rng(0).normal(size=(240, 4)), np.arange(240) < 2
     with pytest.warns(UserWarning, match="no tree of xgboost has found a split, so every row gets the same score"):
         MetricBooster(library="xgboost", random_state=0).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    "params", [{"data_sample_strategy": "goss"}, {"boosting": "goss"}, {"boosting_type": "goss", "top_rate": 0.3}]
+)
+def test_goss_draws_the_rows_of_several_classes_by_itself(params):
+    X, y = curved(classes=3)
+    model = sl.MetricBooster("f1", params=params, n_estimators=10, n_members=2, random_state=0).fit(X, y)
+    assert model.score(X, y) > 0.7
+
+
+def test_dart_is_refused_however_it_is_written():
+    X, y = curved()
+    with pytest.raises(ValueError, match="params may not hold boosting='DART': its later rounds change"):
+        sl.MetricBooster("f1", params={"boosting": "DART"}).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("library", "params", "message"),
+    [
+        (
+            "lightgbm",
+            {"boosting": "rf", "bagging_fraction": 0.5, "bagging_freq": 1},
+            r"init_score\(\)\) == \(nullptr\)\.$",
+        ),
+        ("xgboost", {"booster": "gblinear"}, "it says: Slice is not supported by the current booster.$"),
+    ],
+)
+def test_what_a_library_says_comes_without_the_place_in_its_source(library, params, message):
+    X, y = curved()
+    with pytest.raises(ValueError, match=message):
+        sl.MetricBooster("f1", library, params=params, n_estimators=5).fit(X, y)
+
+
+@pytest.mark.parametrize("calibrate", [True, False])
+@pytest.mark.parametrize("library", ["lightgbm", "xgboost", "catboost"])
+@pytest.mark.parametrize("metric", ["precision", "npv"])
+def test_the_default_cut_is_not_the_same_for_everybody(metric, library, calibrate):
+    """It lies at the end of what single boosters say, and their mean never goes so far."""
+    X, y = curved(800)
+    for seed in range(2):
+        model = sl.MetricBooster(metric, library, n_estimators=40, calibrate=calibrate, random_state=seed).fit(X, y)
+        assert 0 < model.predict(X).mean() < 1
+        assert model.score(X, y) > 0.8
+    other = sl.MetricBooster(metric, library, n_estimators=40, pos_label=0, random_state=0).fit(X, y)
+    assert 0 < other.predict(X).mean() < 1

@@ -363,3 +363,86 @@ def test_the_objective_costs_little():
     for _ in range(10):
         aim(y, z)
     assert (time.perf_counter() - begun) / 10 < 0.1
+
+
+def curved(n=600, classes=2, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 5))
+    score = X[:, 0] + 0.5 * X[:, 1] ** 2 + rng.normal(0, 0.7, n)
+    return X, np.digitize(score, [1.6] if classes == 2 else [0.0, 1.6])
+
+
+@pytest.mark.parametrize("formula", ["tp / (tp + fp + fn)", "tp/(tp+fp+fn)"])
+def test_a_formula_with_spaces_is_a_metric_of_xgboost(formula):
+    """XGBoost writes the name into a line that it splits at spaces."""
+    X, y = curved()
+    data, log = xgboost.DMatrix(X, y, base_margin=np.zeros(len(y))), {}
+    check, aim = boosting.evaluation(formula, "xgboost"), boosting.objective(formula, "xgboost")
+    params = {"nthread": 1, "disable_default_eval_metric": 1}
+    trees = xgboost.train(
+        params, data, 3, obj=aim, custom_metric=check, evals=[(data, "own")], evals_result=log, verbose_eval=False
+    )
+    expected = sl.score(trees.predict(data, output_margin=True), y, formula).item()
+    assert log["own"]["tp/(tp+fp+fn)"][-1] == pytest.approx(expected, abs=1e-6)
+    assert "test-tp/(tp+fp+fn)-mean" in xgboost.cv(params, data, 3, obj=aim, custom_metric=check)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_evaluations_serve_the_scikit_learn_kin(classes):
+    """They call a metric with target and scores; the value is that of the raw scores, by weight."""
+    X, y = curved(classes=classes)
+    weight = np.random.default_rng(1).integers(1, 5, len(y)).astype(float)
+    several = {} if classes == 2 else {"task": "multiclass", "classes": classes}
+    task = several.get("task", "binary")
+    for each in (None, weight):
+        lgb = lightgbm.LGBMClassifier(
+            objective=boosting.objective("f1", **several), n_estimators=5, verbose=-1, n_jobs=1
+        )
+        weights, check = None if each is None else [each], boosting.evaluation("f1", **several)
+        lgb.fit(X, y, eval_X=X, eval_y=y, eval_sample_weight=weights, eval_metric=check)
+        expected = sl.score(lgb.predict(X, raw_score=True), y, "f1", sample_weight=each, task=task).item()
+        assert lgb.evals_result_["valid_0"]["f1"][-1] == pytest.approx(expected)
+        xgb = xgboost.XGBClassifier(
+            objective=boosting.objective("f1", "xgboost", **several), n_estimators=5, n_jobs=1,
+            eval_metric=boosting.evaluation("f1", "xgboost", **several),
+        )  # fmt: skip
+        xgb.fit(X, y, eval_set=[(X, y)], sample_weight_eval_set=weights, verbose=False)
+        expected = sl.score(xgb.predict(X, output_margin=True), y, "f1", sample_weight=each, task=task).item()
+        assert xgb.evals_result()["validation_0"]["f1"][-1] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("objective", ["binary", "cross_entropy"])
+def test_probabilities_of_lightgbms_own_objective_are_not_taken_for_scores(objective):
+    """All are above 0, so every row would be decided positive, in every round."""
+    X, y = curved()
+    params, check = {"verbose": -1, "num_threads": 1}, boosting.evaluation("f1")
+    for name in ("objective", "application"):
+        data = lightgbm.Dataset(X, y)
+        with pytest.raises(ValueError, match=f"objective='{objective}', shows probabilities.*form=\"cross_entropy\""):
+            lightgbm.train({name: objective, **params}, data, 3, [data], feval=check)
+    own = lightgbm.Dataset(X, y)
+    same = {"objective": boosting.objective("f1", form="cross_entropy"), **params}
+    trees = lightgbm.train(same, own, 3, [own], feval=check)
+    assert trees.best_score["training"]["f1"] == pytest.approx(sl.score(trees.predict(X), y, "f1").item())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: boosting.objective("f1").initial(["no", "yes"]),
+            r"class indices 0 … 1, one a row; got \['no', 'yes'\]",
+        ),
+        (lambda: boosting.objective("f1").initial([None, 1]), r"class indices 0 … 1, one a row; got \[None, 1\]"),
+        (lambda: boosting.objective("f1").initial([0, 1, np.nan]), r"one a row; got \[0.0, 1.0, nan\]"),
+        (lambda: boosting.objective("f1").initial([[0], [1]]), r"one a row; got an array of the shape \(2, 1\)"),
+        (lambda: boosting.objective("f1", "catboost", target=["no", "yes"]), "class indices 0 … 1, one a row; got"),
+        (lambda: boosting.objective("f1", task="multi", classes=3), "task must be one of .*; got 'multi'"),
+        (lambda: boosting.objective("f1", task="multiclass", classes=2.5), "classes must be a whole number; got 2.5"),
+        (lambda: boosting.objective("f1", task="multiclass", classes="3"), "classes must be a whole number; got '3'"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_errors_say_what_was_got(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stepless.boosting import Library
 from stepless.costs import Costs, Floats, Form
-from stepless.ensembles.choosing import Choice, check_cut, choose, expected, foreseeable, given_cut
+from stepless.ensembles.choosing import Choice, check_cut, choose, expected, foreseeable, given_cut, leave_some
 from stepless.ensembles.growing import Growth, Watch, grow
 from stepless.ensembles.portfolio import Ensemble, are_draws, make_folds, merge_rows
 from stepless.ensembles.predicting import Predicting
@@ -26,6 +26,7 @@ from stepless.numerics import is_whole
 from stepless.params import json_params
 from stepless.rules import Rule
 from stepless.scoring import make_path
+from stepless.tables.frames import Table
 from stepless.trees.steppers import Settings, in_our_words, library_module
 
 with needs("MetricBooster needs scikit-learn", "sklearn", "sklearn"):
@@ -175,6 +176,8 @@ class MetricBooster(Predicting):
         if not folds:  # the score is that of rows the trees have grown on
             choice = replace(choice, option=replace(choice.option, score=math.nan))
         model = self._make_model(features, growths, choice, rule)
+        if folds and self.threshold == "expected" and rule.task == "binary" and rule.subject_to is None:
+            model = _not_the_same_for_all(model, table, weight, rule.positive)
         self.rounds_ = {form: growth.rounds for form, growth in zip(forms, growths, strict=True)}
         self.history_ = {form: growth.scores for form, growth in zip(forms, growths, strict=True)}
         self._adopt(model, rule)
@@ -292,6 +295,17 @@ class MetricBooster(Predicting):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
+
+
+def _not_the_same_for_all(model: Model, table: Table, weight: Floats | None, positive: int) -> Model:
+    """The model, with its cut moved if it says the same of all rows: a mean of boosters is not as extreme as each."""
+    cut = model.threshold
+    assert isinstance(cut, float)
+    for part in (table.take(np.arange(min(_LOOK, table.rows))), table):  # usually the first rows differ
+        p = model.probabilities(part)[:, positive]
+        if (p >= cut).any() and not (p >= cut).all():
+            return model
+    return replace(model, threshold=leave_some(cut, p, weight))
 
 
 def _threads(n_jobs: Any) -> int:

@@ -18,12 +18,16 @@ from numpy.typing import NDArray
 
 from stepless.costs import Costs, Floats, Form
 from stepless.formula import resolve
+from stepless.numerics import is_whole
 from stepless.ranking import find_ranking
 from stepless.registry import Metric
 from stepless.scoring import make_path
 from stepless.tasks import Task
 
 Library = Literal["lightgbm", "xgboost", "catboost"]
+
+#: Objectives of LightGBM's own for two classes. With these it shows a metric probabilities, not raw scores.
+_OF_PROBABILITIES = ("binary", "cross_entropy", "xentropy")
 
 
 def objective(
@@ -108,8 +112,10 @@ def evaluation(
         options: Options of the metric.
 
     Returns:
-        An object to pass to LightGBM as ``feval``, to XGBoost as ``custom_metric`` or to CatBoost as ``eval_metric``.
-        It reads raw scores. Its value is the metric's own; pass its ``maximize`` to XGBoost's ``EarlyStopping``.
+        An object to pass to LightGBM as ``feval``, to XGBoost as ``custom_metric`` (to the scikit-learn class of
+        either as ``eval_metric``), or to CatBoost as ``eval_metric``. It reads raw scores. With objectives of their own
+        LightGBM and XGBoost pass probabilities instead, so train for `objective`, if need be with
+        ``form="cross_entropy"``. Its value is the metric's own; pass its ``maximize`` to XGBoost's ``EarlyStopping``.
 
     Example:
         >>> check = evaluation("f1", "catboost")
@@ -153,13 +159,7 @@ class RowsObjective(Objective):
 
     def __call__(self, first: Any, second: Any, sample_weight: Any = None) -> tuple[Floats, Floats]:
         """Compute gradient and hessian of all rows. XGBoost passes weights by this name, LightGBM by position."""
-        weight = sample_weight
-        if hasattr(second, "get_label"):
-            scores, target = first, second.get_label()
-            weight = second.get_weight()
-            weight = None if weight is None or len(weight) == 0 else weight
-        else:
-            target, scores = first, second
+        scores, target, weight = _arguments(first, second, sample_weight)
         y, w = _read(self.costs, target, weight)
         z = _shaped(self.costs, scores, len(y))
         worth = self.costs.worth_at(z, y, w)
@@ -223,22 +223,27 @@ class Evaluation:
 
     @property
     def __name__(self) -> str:
-        """What XGBoost and LightGBM call it."""
-        return self.costs.metric.name
+        """What XGBoost and LightGBM call it. XGBoost writes it into a line that it splits at spaces and colons."""
+        name = self.costs.metric.name
+        return name if self.library == "lightgbm" else "".join(name.replace(":", " ").split())
 
     @property
     def maximize(self) -> bool:
         """Whether greater is better."""
         return self.costs.metric.greater_is_better
 
-    def __call__(self, scores: Any, data: Any) -> tuple[Any, ...]:
-        """Return name and value, and for LightGBM whether greater is better."""
-        weight = data.get_weight()
-        named = (
-            self.__name__,
-            self._value(scores, data.get_label(), None if weight is None or not len(weight) else weight),
-        )
-        return (*named, self.maximize) if self.library == "lightgbm" else named
+    def __call__(self, first: Any, second: Any, sample_weight: Any = None) -> Any:
+        """Return name and value, and for LightGBM whether greater is better; to XGBClassifier the value alone."""
+        own = (getattr(second, "params", None) or {}).get("objective")
+        if self.costs.task == "binary" and own in _OF_PROBABILITIES:
+            raise ValueError(
+                f"an evaluation reads raw scores, and LightGBM, with its own objective={own!r}, shows probabilities."
+                ' Pass stepless.boosting.objective(metric, form="cross_entropy") as the objective instead.'
+            )
+        value = self._value(*_arguments(first, second, sample_weight))
+        if self.library == "lightgbm":
+            return self.__name__, value, self.maximize
+        return (self.__name__, value) if hasattr(second, "get_label") else value
 
     def is_max_optimal(self) -> bool:
         """Called by CatBoost: whether greater is better."""
@@ -271,22 +276,35 @@ def _costs(
     if find_ranking(metric) is not None:
         raise ValueError(f"boosting is for metrics of decisions, and {metric!r} is one of the order of scores.")
     resolved = resolve(metric, maximize=maximize, **options)
+    path = make_path((resolved,), task=task, average=average)
     if classes is None and task == "multiclass":
         raise ValueError('task="multiclass" needs to know how many classes there are: pass classes=.')
     if classes is not None and task != "multiclass":
         raise ValueError('classes= is for task="multiclass"; a binary task has two.')
-    path = make_path((resolved,), task=task, average=average)
+    if classes is not None and not is_whole(classes):
+        raise ValueError(f"classes must be a whole number; got {classes!r}.")
     return Costs(resolved, path.task, classes or 2, path.average, form)
+
+
+def _arguments(first: Any, second: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+    """Scores, target and weights, whether called as ``(scores, data)`` or as in scikit-learn ``(target, scores)``."""
+    if not hasattr(second, "get_label"):
+        return second, first, sample_weight
+    weight = second.get_weight()
+    return first, second.get_label(), None if weight is None or len(weight) == 0 else weight
 
 
 def _read(costs: Costs, target: Any, weight: Any) -> tuple[NDArray[np.int64], Floats | None]:
     """Targets as class indices and weights as floats."""
     given = np.asarray(target)
-    y = given.astype(np.int64)
+    try:
+        with np.errstate(invalid="ignore"):
+            y = given.astype(np.int64)
+    except (TypeError, ValueError):  # of text, or of None
+        y = np.full(given.shape, -1)
     if given.ndim != 1 or not np.array_equal(y, given) or y.min(initial=0) < 0 or y.max(initial=0) >= costs.classes:
-        raise ValueError(
-            f"the target must hold class indices 0 … {costs.classes - 1}, one a row; got {str(given[:5])[:80]}."
-        )
+        shown = given[:5].tolist() if given.ndim == 1 else f"an array of the shape {given.shape}"
+        raise ValueError(f"the target must hold class indices 0 … {costs.classes - 1}, one a row; got {shown}.")
     return y, None if weight is None else np.asarray(weight, np.float64)
 
 

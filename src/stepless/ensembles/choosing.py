@@ -245,7 +245,7 @@ def expected(
 
     The best cut on true labels follows each of them, and of a rare class there are few. A calibration is a smooth fit
     to all rows, and so is the metric's expectation under it. Constraints are for true labels, and have no place here.
-    Of two classes the cut leaves out at least 5 % of the rows, and says yes to some (`_leave_some`).
+    Of two classes the cut leaves out at least 5 % of the rows, and says yes to some (`leave_some`).
 
     Args:
         held: Logits of held-out rows of two classes or of labels, or log-probabilities of several classes.
@@ -291,7 +291,7 @@ def _expected_cut(
     cut = tune_threshold(p, p, rule.resolved, None, weight, inputs="probabilities").threshold
     assert isinstance(cut, float)
     if any(np.ptp(p[folds == fold]) > _SAME for fold in np.unique(folds)):
-        cut = _leave_some(cut, p, weight)
+        cut = leave_some(cut, p, weight)
     elif (p >= cut).any():  # no model tells rows apart, and folds differ by chance: it is all rows or none
         cut = -math.inf
     if not calibrate:
@@ -301,7 +301,7 @@ def _expected_cut(
     return cut, calibration
 
 
-def _leave_some(cut: float, p: Floats, weight: NDArray[Any] | None) -> float:
+def leave_some(cut: float, p: Floats, weight: NDArray[Any] | None) -> float:
     """The cut, moved up or down where it says the same of every row, or of all but a few.
 
     Where rows can hardly be told apart, F1 is best if all are said to be positive. But a decision that is the same for

@@ -80,7 +80,7 @@ _BOOSTING = ("boosting", "boosting_type", "boost", "booster")
 #: The libraries' own errors, by name: none of them need be installed.
 _REFUSALS = {"LightGBMError", "XGBoostError", "CatBoostError"}
 #: Where in their source they complain.
-_WHERE = re.compile(r"^\S+\.(h|cpp):\d+: | at \S+\.cpp, line \d+.*")
+_WHERE = re.compile(r"^(\[[\d:]+\] )?\S+\.(h|cc|cpp):\d+: | at \S+\.[ch]pp, line \d+.*")
 
 
 class NothingToSplitError(ValueError):
@@ -119,10 +119,10 @@ class Settings:
         for name in self.params:
             if name in _OURS:
                 raise ValueError(f"params may not hold {name!r}: {_OURS[name]}.")
-            if name in _BOOSTING and self.params[name] == "dart":
+            if name in _BOOSTING and str(self.params[name]).lower() == "dart":
                 raise ValueError(
-                    f"params may not hold {name}='dart': its later rounds change the earlier trees, so the rounds that"
-                    f" are kept would not be those that were scored. Leave {name!r} out."
+                    f"params may not hold {name}={self.params[name]!r}: its later rounds change the earlier trees, so"
+                    f" the rounds that are kept would not be those that were scored. Leave {name!r} out."
                 )
 
 
@@ -208,10 +208,11 @@ class _Base:
         pass
 
 
-def _shares(columns: int) -> dict[str, float]:
-    """What a tree of LightGBM's sees of a table of several classes."""
-    some = max(_SOME_COLUMNS, min(1.0, _FEWEST_COLUMNS / columns))
-    return {"feature_fraction": some, "bagging_fraction": _SOME_ROWS, "bagging_freq": 1}
+def _shares(columns: int, params: Mapping[str, Any]) -> dict[str, float]:
+    """What a tree of LightGBM's sees of a table of several classes. GOSS draws rows by itself."""
+    some = {"feature_fraction": max(_SOME_COLUMNS, min(1.0, _FEWEST_COLUMNS / columns))}
+    draws = any(str(params.get(name)).lower() == "goss" for name in ("data_sample_strategy", *_BOOSTING))
+    return some if draws else {**some, "bagging_fraction": _SOME_ROWS, "bagging_freq": 1}
 
 
 class _LightGBM(_Base):
@@ -222,7 +223,7 @@ class _LightGBM(_Base):
         defaults = {
             "verbosity": -1, "min_data_in_leaf": leaf, "min_data_in_bin": min(3, leaf), "deterministic": True,
             "force_col_wise": True, "max_delta_step": _LARGEST_LEAF, "feature_pre_filter": False,
-            **(_shares(settings.columns or rows.matrix.shape[1]) if costs.outputs > 1 else {}),
+            **(_shares(settings.columns or rows.matrix.shape[1], settings.params) if costs.outputs > 1 else {}),
         }  # fmt: skip
         params = {
             **{name: value for name, value in defaults.items() if not _ALIASES.get(name, set()) & set(settings.params)},
