@@ -327,3 +327,13 @@ def test_a_checkpoint_holds_progress_and_multipliers(task):
 def test_a_plain_loss_adds_nothing_to_a_checkpoint():
     """So that replacing BCEWithLogitsLoss in a model keeps its checkpoints loadable."""
     assert sl.MetricLoss("f1").state_dict() == {}
+
+
+@pytest.mark.parametrize("step", [sl.Linear(), sl.Sigmoid(), sl.RaisedCosine(), sl.LogitSigmoid()], ids=repr)
+def test_a_sharpened_step_is_compiled_for_any_number_of_rows(step):
+    loss_fn = sl.MetricLoss("f1", step=step, schedule=sl.Schedule(blend=None, sharpness=(1.0, 3.0)))
+    compiled = torch.compile(loss_fn, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows, progress in ((8, 0.0), (11, 0.5)):
+        loss_fn.advance(progress)
+        logits, target = torch.linspace(-2, 2, rows), torch.arange(rows) % 2
+        torch.testing.assert_close(compiled(logits, target), loss_fn(logits, target))

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 import stepless as sl
 from stepless import METRICS, MetricLoss, Schedule
+from stepless.cross_entropy import mean_cross_entropy
 from stepless.loss import CLASSES_BLEND, DEFAULT_STEP
 
 
@@ -743,3 +744,60 @@ def test_a_batch_of_nan_does_not_move_the_multipliers():
 def test_an_ignored_index_beyond_the_targets_type_ignores_nothing(dtype):
     scores, target = torch.tensor([2.0, 1.0, -1.0, -2.0]), torch.tensor([1, 0, 1, 0], dtype=dtype)
     assert sl.score(scores, target, "f1", ignore_index=2**32).item() == 0.5
+
+
+def test_a_step_out_of_range_says_its_bounds():
+    with pytest.raises(ValueError, match=r"Sigmoid's k must lie between 1e-30 and 1e\+30; got 1e-40"):
+        sl.Sigmoid(k=1e-40)
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_a_class_or_label_of_next_to_no_weight_has_no_part_in_the_mean_cross_entropy(balanced):
+    nothing = 1e-36  # what a memory leaves of a class that has long been absent
+    if balanced:
+        sums = torch.tensor([[[2.0, 4.0, 3 * nothing]], [[1.0, 1.0, nothing]]])
+    else:
+        sums = torch.tensor([[[2.0, 4.0], [3 * nothing, 0.0]], [[1.0, 1.0], [nothing, 0.0]]])
+    assert mean_cross_entropy(sums, balanced=balanced).item() == pytest.approx(3.0)
+
+
+def test_a_memory_forgets_an_absent_class_in_all_of_the_loss_at_once():
+    loss_fn = MetricLoss("balanced_accuracy", task="multiclass", memory=sl.Memory(2))
+    alone = MetricLoss("balanced_accuracy", task="multiclass")
+    loss_fn(torch.zeros(3, 3), torch.arange(3))
+    logits, target = torch.tensor([[3.0, 0.0, 0.0], [0.0, 3.0, 0.0]]), torch.tensor([0, 1])
+    losses = [loss_fn(logits, target).item() for _ in range(170)]
+    kept, forgotten = losses[50], alone(logits, target).item()
+    assert all(
+        loss == pytest.approx(kept, rel=1e-4) or loss == pytest.approx(forgotten, rel=1e-4) for loss in losses[50:]
+    )
+
+
+@pytest.fixture
+def mixture():
+    def mix(tp, fp, fn, tn, *, share=0.0, zero_division=0.0):
+        return share * sl.ratio(tp, tp + fp) + (1 - share) * sl.ratio(tp, tp + fn, zero_division)
+
+    return sl.Metric("mix", mix, worst=0.0, even=True)
+
+
+def test_a_metric_is_even_with_the_options_it_was_tried_with(mixture):
+    assert mixture.bind(share=0.0).even
+    assert mixture.bind(zero_division=float("nan")).even
+    assert not mixture.bind(share=0.5).even
+    assert not mixture.bind(share=0.5).bind(zero_division=1.0).even
+
+
+def test_the_default_cross_entropy_follows_the_options_of_the_metric(mixture):
+    torch.manual_seed(0)
+    logits, target = torch.randn(40, 3), torch.tensor([0] * 30 + [1] * 8 + [2] * 2)
+    alone = sl.metric_loss(logits, target, mixture, share=0.9, task="multiclass", blend=0)
+    plain = torch.nn.functional.cross_entropy(logits, target)
+    loss = sl.metric_loss(logits, target, mixture, share=0.9, task="multiclass")
+    torch.testing.assert_close(loss, (alone + plain) / 2)
+
+
+@pytest.mark.parametrize("blend", [True, False])
+def test_a_blend_is_a_number_and_no_switch(blend):
+    with pytest.raises(ValueError, match=rf"blend is the share of cross-entropy .* got {blend}"):
+        MetricLoss("f1", blend=blend)

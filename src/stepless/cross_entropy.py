@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from stepless.confusion import sum_rows
-from stepless.numerics import Array, cast, log_softmax, namespace, ratio, softplus
+from stepless.numerics import Array, cast, log_softmax, namespace, nonzero, ratio, softplus
 from stepless.schedules import Schedule
 from stepless.tasks import Batch, Task
 
@@ -48,7 +48,7 @@ class Blending(NamedTuple):
 def asked_blending(blend: Any, schedule: Any) -> Blending:
     """The part of cross-entropy that a user asks for."""
     share = 0.0 if blend is None else blend
-    if not isinstance(share, Real) or not 0 <= float(share) <= 1:
+    if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= float(share) <= 1:
         raise ValueError(f"blend is the share of cross-entropy in the loss, a number in [0, 1]; got {blend!r}.")
     if schedule is not None and not isinstance(schedule, Schedule):
         raise TypeError(f"schedule must be a stepless.Schedule; got {schedule!r}.")
@@ -107,5 +107,5 @@ def mean_cross_entropy(sums: Array, *, balanced: bool) -> Array:
     """
     loss, weight = sums[0], sums[1]
     each = ratio(loss, weight).sum(-1) if balanced else loss.sum(-1)
-    counted = cast(weight != 0, weight.dtype).sum(-1) if balanced else weight.sum(-1)
-    return ratio(ratio(each, counted).sum(), cast(counted != 0, weight.dtype).sum())
+    counted = cast(nonzero(weight), weight.dtype).sum(-1) if balanced else weight.sum(-1)
+    return ratio(ratio(each, counted).sum(), cast(nonzero(counted), weight.dtype).sum())

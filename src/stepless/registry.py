@@ -205,7 +205,9 @@ class Metric:
                     hint = f"it has {', '.join(map(repr, known))}." if known else "it has none."
                 raise TypeError(f"metric {self.name!r} has no option {name!r}; {hint}")
         pairs = {**dict(self.options), **{name: as_tuple(value) for name, value in options.items()}}
-        return replace(self, options=tuple(sorted(pairs.items())))
+        # it was tried with the defaults; what is 0/0 changes no class that has rows
+        even = self.even and all(name == "zero_division" or value == known[name] for name, value in pairs.items())
+        return replace(self, options=tuple(sorted(pairs.items())), even=even)
 
     @property
     def range(self) -> tuple[float, float]:

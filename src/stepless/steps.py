@@ -65,7 +65,8 @@ def _in_range(name: str, value: Any, bounds: str, holds: Callable[[float], bool]
 
 def _positive(name: str, value: Any) -> None:
     _in_range(name, value, "above 0 and be finite", lambda v: 0 < v < math.inf)
-    _in_range(name, value, f"between {_LEAST:g} and {1 / _LEAST:g}", lambda v: _LEAST <= v <= 1 / _LEAST)
+    # the bounds as text: of a global number torch.compile(dynamic=True) makes a symbol, which no f-string takes
+    _in_range(name, value, "between 1e-30 and 1e+30", lambda v: _LEAST <= v <= 1 / _LEAST)
 
 
 @dataclass(frozen=True)
