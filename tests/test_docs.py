@@ -98,6 +98,7 @@ def test_printed_formulas_are_those_that_are_computed(metric):
     assert term.mathml().count("<mrow>") == term.mathml().count("</mrow>")
 
 
+@pytest.mark.full  # they import Sphinx
 @pytest.mark.parametrize("name", ["metric_facts", "module_picture", "own_names", "printed_formulas"])
 def test_examples_in_the_extensions_are_right(name):
     found = doctest.testmod(importlib.import_module(name))

@@ -236,6 +236,7 @@ def test_labels_that_make_no_sense_are_seen_in_the_first_batch():
     assert loss({"logits": logits * torch.nan}, torch.ones(4, 6)).isnan(), "which a GradScaler skips"
 
 
+@pytest.mark.full  # the Trainer knows trials where Ray is installed
 def test_every_trial_of_a_search_begins_anew(tmp_path):
     settings = {"subject_to": "precision >= 0.99", "memory": sl.Memory(4)}
     trainer = in_order(make_trainer("two scores", tmp_path, settings))
