@@ -194,6 +194,7 @@ def commit() -> str:
 
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
+    folder.mkdir(parents=True, exist_ok=True)  # now, not after ten minutes of measuring
     rows = []
     for size, must, strive, seconds in SIZES:
         rows.append(row(f"{size:,} logits", must, strive, measure(size, seconds)))
