@@ -233,6 +233,17 @@ def test_forward_and_backward_read_no_value(metric, task, options):
         loss_fn(logits.requires_grad_(), target).backward()
 
 
+@every_loss
+def test_a_loss_follows_its_input_to_another_device(metric, task, options):
+    """The loss itself is not moved. The meta device stands for an accelerator: it refuses tensors of the CPU, too."""
+    logits, target = (x.to("meta") for x in draw(task))
+    loss_fn = sl.MetricLoss(metric, task=task, **options)
+    for _ in range(2):  # the first batch may move what the second meets
+        loss = loss_fn(logits.requires_grad_(), target)
+        loss.backward()
+        assert loss.device.type == "meta"
+
+
 def test_reading_a_value_would_have_been_noticed():
     with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(DataDependentOutputException):
         sl.MetricLoss("f1", validate=True)(*draw("binary"))

@@ -311,7 +311,7 @@ class MetricLoss(nn.Module):
         if not self.constraints:
             return loss
         hard, near, far = (self._excess(sums) for sums in (state["hard"].detach(), state["soft"], state["far"]))
-        return loss + pull(self.multipliers.to(loss.dtype), hard, near, far)
+        return loss + pull(self.multipliers.to(loss), hard, near, far)
 
     def _fuse(self) -> None:
         """Settle which ways there are from scores to loss; where the making itself is compiled, torch fuses them."""

@@ -398,6 +398,15 @@ def test_a_weight_counts_rows(data):
         assert_allclose([got.mean, got.scale], [expected.mean, expected.scale], atol=1e-12, rtol=1e-12)
 
 
+def test_levels_are_equally_frequent_but_for_rounding():
+    """Three tenths twice are more than six tenths in other parts to a float, and no more to anybody else."""
+    frame = pd.DataFrame({"s": [*"cc", *"bbb", *"aaaa"]})
+    weight = np.array([3, 3, 2, 3, 1, 9, 9, 9, 9]) * 0.1
+    for order in (np.arange(9), np.arange(9)[::-1]):
+        fitted = fit_features(read_table(frame.iloc[order]), weight[order], max_levels=2)
+        assert fitted.columns[0].levels == ("a", "b")
+
+
 @pytest.mark.parametrize(
     ("weight", "match"),
     [

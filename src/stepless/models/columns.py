@@ -256,6 +256,9 @@ def _median(values: Array, weight: Array | None) -> float:
 def fit_category(values: Array, weight: Array | None, max_levels: int) -> Category:
     """The most frequent levels in the order of the alphabet; None is missing, and every weight is above 0.
 
+    Of levels that are equally frequent the first in the alphabet counts as the more frequent one, and sums of weights
+    are equal but for their rounding.
+
     Example:
         >>> fit_category(np.array(["b", "a", "b", None], dtype=object), None, max_levels=1)
         Category(levels=('b',), other=True, missing=True)
@@ -263,7 +266,11 @@ def fit_category(values: Array, weight: Array | None, max_levels: int) -> Catego
     found: dict[str | None, int] = {}
     codes = np.fromiter((found.setdefault(value, len(found)) for value in values), dtype=np.intp, count=len(values))
     counts = np.bincount(codes, weights=weight)
-    ranked = sorted((-counts[code], level) for level, code in found.items() if level is not None)
+    descending = np.argsort(-counts)
+    below = np.diff(counts[descending]) < -_ROUNDING * counts[descending[:-1]]
+    ranks = np.empty_like(descending)
+    ranks[descending] = np.append(0, np.cumsum(below))
+    ranked = sorted((ranks[code], level) for level, code in found.items() if level is not None)
     levels = tuple(sorted(level for _, level in ranked[:max_levels]))
     return Category(levels, other=len(ranked) > max_levels, missing=None in found)
 
