@@ -279,6 +279,12 @@ def test_a_generator_is_refused():
         sl.accumulate(sl.MetricLoss("f1"), net(1), (part for part in cut(x, target, size=10)))
 
 
+def test_a_model_that_is_no_module_is_refused():
+    x, target = draw("binary")
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, .*; got function. Put what it does into"):
+        sl.accumulate(sl.MetricLoss("f1"), lambda x: x, cut(x, target, size=10))
+
+
 def test_nothing_is_refused():
     with pytest.raises(ValueError, match="micro_batches is empty"):
         sl.accumulate(sl.MetricLoss("f1"), net(1), [])

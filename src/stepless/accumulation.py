@@ -56,6 +56,11 @@ def accumulate(loss_fn: MetricLoss, model: nn.Module, micro_batches: Iterable[An
         raise TypeError(
             "micro_batches are read twice, and a generator or iterator can be read once; pass a list of them."
         )
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            "model must be a torch.nn.Module, whose buffers and random numbers are the same in both passes; got"
+            f" {type(model).__name__}. Put what it does into the forward of a module."
+        )
     if isinstance(model, DistributedDataParallel) and model._join_config.enable:
         raise RuntimeError(
             "accumulate sends the loss's sums before the model's first forward, where Join does not expect them; leave"
