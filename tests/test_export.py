@@ -146,6 +146,10 @@ class TestColumns:
         assert missing_text(Category(("", "<missing>"), other=False, missing=True)) == "<missing<missing>>"
         assert missing_text(Category(("x",), other=False, missing=True)) == ""
 
+    def test_an_empty_text_that_is_no_level_is_not_missing(self, tmp_path):
+        X = pd.DataFrame({"a": ["x", None, "y", "x"] * 50, "b": np.arange(200.0)})
+        check(make_model(X=X), X.assign(a=["", None, "<missing>", "x"] * 50), tmp_path)
+
     def test_numbers_as_categories_and_columns_all_missing(self, tmp_path):
         X = pd.DataFrame({"a": pd.Categorical([1, 2, 3, 1] * 50), "b": [None] * 200, "c": np.arange(200.0)})
         check(balanced("binary", X), X, tmp_path)

@@ -1,12 +1,12 @@
-"""``stepless`` and ``python -m stepless``: the command line, or a sentence where what it needs is not installed."""
+"""``stepless`` and ``python -m stepless``: the command line, or an error if its packages are not installed."""
 
 import sys
 
 
 def main() -> None:
-    """Run the command line; where the extra ``cli`` is missing, say so and exit as for bad input."""
+    """Run the command line; if the extra ``cli`` is not installed, say so and exit as for bad input."""
     try:
-        from stepless.cli import main as run  # noqa: PLC0415 - what is missing is told here, and not as a traceback
+        from stepless.cli import main as run  # noqa: PLC0415 - so that a missing package is no traceback
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise

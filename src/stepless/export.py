@@ -1,7 +1,7 @@
 """`to_onnx`: a whole model as one ONNX graph, from the columns of a table to labels.
 
-Preprocessing, every member, the mean, the calibration and the threshold or offsets are in the graph, in the order and
-the precision in which `Model` computes them: float64, but for nets that a user's factory made and XGBoost's trees.
+The graph contains preprocessing, every member, the mean, the calibration and the threshold or offsets, in the order and
+the precision in which `Model` computes them: float64, except for nets of a user's factory and XGBoost's trees.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ with needs("exporting to ONNX needs onnx", "onnx", "onnx"):
 
 Array = NDArray[Any]
 
-#: The versions of the operators used; onnxruntime runs them from 1.14 on, and those of trees from 1.21 on.
+#: The versions of the operators; onnxruntime has them from 1.14 on, and those of trees from 1.21 on.
 OPSETS = {"": 18, "ai.onnx.ml": 3}
 TREE_OPSETS = {**OPSETS, "ai.onnx.ml": 5}
 _IR_VERSION = 8
@@ -43,10 +44,10 @@ def to_onnx(model: Model, path: str | os.PathLike[str]) -> None:
     """Write a model as an ONNX file, which needs only an ONNX runtime to predict the same labels.
 
     Inputs: a model of numeric columns takes ``X``, ``(N, columns)`` of double, with NaN for missing values. Any other
-    takes one input per column, named after it, ``(N, 1)`` of double or of string. The empty text stands for a missing
-    value, or another text if the empty one is a category: ``missing_text`` in the file's metadata gives it for each
-    column. `stepless.models.export_inputs.feed` makes the inputs from a table. Outputs: ``label``, ``probabilities``
-    and ``decision``, as `Model` computes them.
+    takes one input per column, named after it, ``(N, 1)`` of double or of string. The empty text is a missing value,
+    unless it is a category: ``missing_text`` in the file's metadata names the text for each column.
+    `stepless.models.export_inputs.feed` makes the inputs from a table. Outputs: ``label``, ``probabilities`` and
+    ``decision``, as `Model` computes them.
 
     Args:
         model: The model to write.
@@ -92,7 +93,7 @@ def _about(model: Model, names: tuple[str, ...]) -> dict[str, str]:
 
 
 class _Graph:
-    """Nodes in order, and the numbers they use; every value has a name of its own."""
+    """The nodes of a graph in order, and the constants they use; every value has a name of its own."""
 
     def __init__(self, taken: Iterable[str]) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -115,7 +116,7 @@ class _Graph:
         return name
 
     def add(self, op: str, *inputs: Any, result: str | None = None, domain: str = "", **attributes: Any) -> str:
-        """One operation on values (by name) and constants (as they are); attributes that are arrays are tensors."""
+        """Add an operation on values, given by name, and constants; attributes that are arrays become tensors."""
         attributes = {k: numpy_helper.from_array(v) if isinstance(v, np.ndarray) else v for k, v in attributes.items()}
         names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
         result = result or self.name(op)
@@ -123,7 +124,7 @@ class _Graph:
         return result
 
     def chain(self, value: str, *steps: tuple[str, Any]) -> str:
-        """One operation after the other, each with a constant on its right."""
+        """Add one operation after another, each with a constant as its second input."""
         for op, constant in steps:
             value = self.add(op, value, constant)
         return value
@@ -142,7 +143,7 @@ def _inputs(features: Features, names: tuple[str, ...]) -> list[onnx.ValueInfoPr
 
 
 def _features(graph: _Graph, features: Features, names: tuple[str, ...]) -> str:
-    """The float32 matrix ``(N, width)``: numbers, then flags, then categories, and at last each where it belongs."""
+    """The float32 matrix ``(N, width)``: first numbers, then flags, then categories, reordered in the end."""
     blocks: list[str] = []
     places: list[int] = []
     starts = np.cumsum([0, *(column.width for column in features.columns)])
@@ -188,7 +189,7 @@ def _as_they_are(graph: _Graph, values: str, columns: list[Any]) -> list[str]:
 
 
 def _category(graph: _Graph, value: str, column: Category) -> str:
-    """A 0/1 column for each level, the others and missing: the number of the text's column, compared with each."""
+    """A 0/1 column for each level, for others and for missing: the text's index, compared with that of each."""
     unseen = len(column.levels) if column.other else -1
     missing = len(column.levels) + column.other if column.missing else unseen
     keys, codes = [*column.levels, missing_text(column)], [*range(len(column.levels)), missing]
@@ -204,7 +205,7 @@ def _category(graph: _Graph, value: str, column: Category) -> str:
 
 
 def _mean_score(graph: _Graph, matrix: str, model: Model) -> str:
-    """The score ``(N, outputs)``: the logit or logarithm that `stepless.models.model.mean_score` has."""
+    """The score ``(N, outputs)``, as `stepless.models.model.mean_score` computes it."""
     values, weights = [], []
     for member, weight in zip(model.members, model.weights, strict=True):
         if weight > 0:
@@ -229,7 +230,7 @@ def _log_mean(graph: _Graph, logs: str, weights: Array) -> str:
 
 
 def _logits(graph: _Graph, matrix: str, member: Member) -> tuple[str, int]:
-    """Logits ``(n, N, outputs)`` in float64, and n."""
+    """The logits of a member, ``(n, N, outputs)`` in float64, and n."""
     if isinstance(member, NetMember):
         return _net(graph, matrix, member), member.n
     if isinstance(member, FactoryMember):
@@ -242,7 +243,7 @@ def _logits(graph: _Graph, matrix: str, member: Member) -> tuple[str, int]:
 
 
 def _net(graph: _Graph, matrix: str, member: NetMember) -> str:
-    """Batched products over nets; the weights stay float32 in the file and become float64 where they are used."""
+    """Nets as batched products; the weights are float32 in the file and cast to float64 in the graph."""
     x = graph.add("Cast", matrix, to=TensorProto.DOUBLE)
     layers = len(member.architecture.layers)
     for i in range(layers):
@@ -256,7 +257,7 @@ def _net(graph: _Graph, matrix: str, member: NetMember) -> str:
 
 
 def _trees(graph: _Graph, matrix: str, member: BoosterMember) -> str:
-    """All boosters in one operation, which gives the scores of a row side by side."""
+    """All boosters as one operation, which gives the scores of a row side by side."""
     forest = make_forest(member)
     x = matrix if forest.dtype is np.float32 else graph.add("Cast", matrix, to=TensorProto.DOUBLE)
     scores = graph.add("TreeEnsemble", x, domain="ai.onnx.ml", **forest.attributes)
@@ -329,20 +330,9 @@ def _sigmoid(graph: _Graph, score: str, curves: tuple[Curve, ...]) -> str:
     s = graph.chain(score, ("Max", -BEND), ("Min", BEND))
     s = graph.add("Sub", graph.add("Add", s, far[0]), far[1])
     z = graph.constant(np.array([[curve.logits[0] for curve in curves]]))
-    for piece in range(max(len(curve.slopes) for curve in curves)):
-        # a curve of fewer pieces adds 0
-        start, width, slope = (
-            np.array([row])
-            for row in zip(
-                *(
-                    (c.points[piece], c.points[piece + 1] - c.points[piece], c.slopes[piece])
-                    if piece < len(c.slopes)
-                    else (0.0, 0.0, 0.0)
-                    for c in curves
-                ),
-                strict=True,
-            )
-        )
+    pieces = (zip(c.points[:-1], np.diff(c.points), c.slopes, strict=True) for c in curves)
+    for piece in zip_longest(*pieces, fillvalue=(0.0, 0.0, 0.0)):  # a curve of fewer pieces adds 0
+        start, width, slope = np.array(piece).T[:, None]
         z = graph.add("Add", z, graph.chain(s, ("Sub", start), ("Max", 0.0), ("Min", width), ("Mul", slope)))
     return graph.add("Div", 1.0, graph.add("Add", 1.0, graph.add("Exp", graph.add("Neg", z))))
 
@@ -359,7 +349,7 @@ def _softmax(graph: _Graph, score: str, temperature: float) -> str:
 
 
 def _decide(graph: _Graph, probability: str, model: Model) -> list[onnx.ValueInfoProto]:
-    """Adds the three outputs, and describes them."""
+    """Add the three outputs to the graph, and return their types."""
     label, probabilities, decision = OUTPUTS
     threshold = np.asarray(model.threshold, np.float64)
     width, labels = len(model.classes), _label_array(model)
@@ -391,7 +381,7 @@ def _decide(graph: _Graph, probability: str, model: Model) -> list[onnx.ValueInf
 
 
 def _label_array(model: Model) -> Array:
-    """The classes as what ONNX has: text, int64, bool or float64."""
+    """The classes as a type that ONNX has: text, int64, bool or float64."""
     values = model.classes.tolist()
     kinds = {type(value) for value in values}
     types: dict[type, Any] = {str: object, int: np.int64, bool: np.bool_, float: np.float64}

@@ -1,4 +1,4 @@
-"""What comes with an extra: imports that say how to install what is missing."""
+"""Imports of optional packages, with an error that says how to install what is missing."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def needs(who: str, extra: str, *packages: str) -> Iterator[None]:
-    """Around imports of packages that an extra brings.
+    """Wrap imports of packages that an extra installs.
 
     Args:
-        who: Who needs what, the beginning of the sentence where one is missing.
-        extra: What to install then.
-        packages: Those it is about; what they lack themselves is told in Python's own words.
+        who: The beginning of the error: what needs the package.
+        extra: The extra to install.
+        packages: The extra's packages that are imported; an error about any other module is not changed.
 
     Example:
         >>> with needs("this example needs Fortran77", "legacy", "fortran77"):

@@ -1,4 +1,4 @@
-"""What a run is made of, the same in every process: code as text, and a hash of settings and data."""
+"""Fingerprints of runs, the same in every process: code as text, and a hash of settings and data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stepless.captured import CODE, captured
 
 
 def fingerprint(texts: Iterable[str], data: Iterable[Tensor | NDArray[Any] | None]) -> str:
-    """A hash that differs for another task: of settings as text, and of data.
+    """A hash of settings, as text, and of data.
 
     >>> fingerprint(["f1"], [np.ones(2)]) == fingerprint(["f1"], [np.ones(3)])
     False
@@ -41,23 +41,23 @@ def fingerprint(texts: Iterable[str], data: Iterable[Tensor | NDArray[Any] | Non
 def written(thing: Any, seen: dict[int, Any] | None = None) -> str:
     """A value or a piece of code as text.
 
-    Of a function that is what it computes, the values it is bound to, and what it uses of its own module; of an object
-    its class and what it holds; of what has no code of Python's, the name. Of a network's attributes only settings and
-    code are said: its weights need not be the same again.
+    A function is written as its code, the values bound to it, and what it uses of its own module; an object as its
+    class and its state; anything without Python code as its name. Of a network's attributes only settings and code are
+    written, since its weights may differ from process to process.
     """
     if thing is None or isinstance(thing, str | bytes | bool | int | float | complex):
         return repr(thing)
     if isinstance(thing, np.generic):
         return f"{thing.dtype}({thing.item()!r})"
     seen = {} if seen is None else seen
-    # equal constants may be one object or two, which differs between processes
+    # whether equal constants are one object or two differs between processes
     if not isinstance(thing, tuple | frozenset | CodeType):
-        if id(thing) in seen:  # functions may call each other
+        if id(thing) in seen:  # such as functions that call each other
             return "again"
         seen[id(thing)] = thing
     parts = next((parts for kind, parts in _PARTS.items() if isinstance(thing, kind)), _parts_of_object)
     texts = [written(part, seen) for part in parts(thing)]
-    # the order of a set is another in every process
+    # the order of a set differs between processes
     return f"{type(thing).__name__}({', '.join(sorted(texts) if isinstance(thing, frozenset | set) else texts)})"
 
 
@@ -77,12 +77,12 @@ def _parts_of_object(thing: Any) -> Iterator[Any]:
     for name, value in state.items():
         if not isinstance(thing, nn.Module) or isinstance(value, _SETTINGS) or callable(value):
             yield name, value
-    if not state:  # it may hold something all the same, where Python does not look
-        with suppress(Exception):  # many kinds of error say that a thing cannot be pickled
+    if not state:  # an object of compiled code may hold its state elsewhere
+        with suppress(Exception):  # there are many kinds of errors where something cannot be pickled
             yield pickle.dumps(thing)
 
 
-#: What of a network's attributes are settings: the same in every process.
+#: The types of a network's attributes that are settings, which are the same in every process.
 _SETTINGS = (str, bytes, bool, int, float, complex, tuple)
 
 
@@ -95,14 +95,14 @@ def _slots(kind: type) -> Iterator[str]:
 def _parts_of_array(values: NDArray[Any] | Tensor) -> Iterator[Any]:
     if isinstance(values, Tensor):
         values = values.detach().cpu()
-        values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # which numpy has not
+        values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # numpy has no bfloat16
     yield str(values.dtype)
     yield values.shape
     yield values.tolist() if values.dtype == object else hashlib.sha256(np.ascontiguousarray(values).data).hexdigest()
 
 
 def _bound(function: FunctionType) -> Iterator[Any]:
-    """The values that a function has beside its arguments: defaults, and what it reads around it."""
+    """The values that a function has beside its arguments: its defaults, and what it captures."""
     yield from (function.__defaults__, function.__kwdefaults__)
     for name, value in captured(function):
         if not isinstance(value, CODE) or getattr(value, "__module__", None) == function.__module__:
@@ -114,7 +114,7 @@ def _name(thing: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-#: What a thing is made of, by its kind; the first that fits.
+#: The parts of a thing, by the first type that it is an instance of.
 _PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     tuple: iter,
     frozenset: iter,

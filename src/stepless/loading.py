@@ -1,4 +1,4 @@
-"""`load`: read a saved model as the estimator that was saved."""
+"""`load`: a saved model as the estimator that was saved."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from stepless.estimator import MetricClassifier
 from stepless.models.folders import ModelFileError
 from stepless.persist import load_model
 
-#: Estimators by the name that a model's settings hold.
+#: Estimators by the name in a model's settings.
 _ESTIMATORS: dict[str, Any] = {kind.__name__: kind for kind in (MetricClassifier, MetricBooster)}
 
 
 def load(path: str | os.PathLike[str], model: Any = None) -> Any:
-    """Load a model folder that was written by `MetricClassifier.save` as a fitted estimator.
+    """Load a saved model folder as a fitted estimator.
 
     Loading runs no code from the folder. A folder that is not a complete model raises `stepless.ModelFileError`.
 

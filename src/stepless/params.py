@@ -1,4 +1,4 @@
-"""The parameters of an estimator as JSON can hold them: what a saved model remembers of how it was made."""
+"""The parameters of an estimator as JSON, which are saved with its model."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-#: Parameters of where and how a fit runs, which say nothing of the model.
-_PASSING = ("checkpoint", "device", "verbose", "n_jobs")
-#: Those that may be code, which is not saved; a loaded model says so where it would need it.
+#: Parameters of where and how a fit runs, which do not change the model.
+_NOT_SAVED = ("checkpoint", "device", "verbose", "n_jobs")
+#: Parameters that may be code, which is not saved; a loaded model raises where it would need it.
 _MAY_BE_CODE = ("metric", "model")
-#: What holds a number that JSON has no word for.
+#: The key of a number that JSON cannot hold.
 _MARK = "$float"
 _NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def json_params(estimator: Any) -> dict[str, Any]:
-    """The parameters that JSON can hold, arrays as nested lists; functions and other code are left out.
+    """The parameters that JSON can hold, with arrays as nested lists; functions and other code are left out.
 
     Example:
         >>> from types import SimpleNamespace
@@ -28,15 +28,15 @@ def json_params(estimator: Any) -> dict[str, Any]:
     """
     plain = {}
     for name, given in estimator.get_params(deep=False).items():
-        # of a tuning, where it has cut: the data it was tuned on are nobody's business
+        # of a Tuning only its threshold, since it also holds the data it was tuned on
         value = _plain(given.threshold if name == "threshold" and hasattr(given, "threshold") else given)
-        if name not in _PASSING and _is_json(value):
+        if name not in _NOT_SAVED and _is_json(value):
             plain[name] = value
     return plain
 
 
 def from_json(value: Any) -> Any:
-    """What `json_params` made plain, with the numbers that JSON has no word for.
+    """Restore a value of `json_params`, with the numbers that JSON cannot hold.
 
     Example:
         >>> from_json({"beta": 2, "zero_division": {"$float": "nan"}})
@@ -53,15 +53,15 @@ def from_json(value: Any) -> Any:
 
 
 def check_savable(estimator: Any, names: Sequence[str] | None = None) -> None:
-    """Raise for options of the metric that JSON cannot hold, and warn of other parameters that will not be saved.
+    """Raise if JSON cannot hold the metric's options, and warn of other parameters that will not be saved.
 
     Args:
-        estimator: What is saved.
-        names: The parameters that are to be saved; by default all.
+        estimator: The estimator to save.
+        names: The parameters to save; by default all.
     """
     kept, given = json_params(estimator), estimator.get_params(deep=False)
     wanted = given if names is None else names
-    lost = [name for name in wanted if name not in (*kept, *_PASSING, *_MAY_BE_CODE)]
+    lost = [name for name in wanted if name not in (*kept, *_NOT_SAVED, *_MAY_BE_CODE)]
     if "metric_options" in lost and "metric" in kept:
         raise ValueError(
             "a saved model has metric_options that are numbers, texts, and lists and arrays of them; got"

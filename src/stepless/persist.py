@@ -1,8 +1,8 @@
-"""Saving a `Model` to a folder and loading it: what is kept, and that it fits together when it comes back.
+"""Saving a `Model` to a folder, and loading it.
 
-`stepless.models.folders` brings bytes to the disk and back and finds what is damaged. Here they become a model: every
-value is checked for its type and its range, and the parts for fitting each other, before anything is returned. Nothing
-is run, imported or unpickled because a file says so.
+`stepless.models.folders` writes and reads the bytes and finds damaged files. Here they become a model: the type and the
+range of every value are checked, and that the parts fit together, before anything is returned. Nothing is run, imported
+or unpickled because a file says so.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import stepless.trees.members  # noqa: F401 - it adds its kinds to those of members
+import stepless.trees.members  # noqa: F401 - adds its kinds to MEMBER_KINDS
 from stepless.models.calibration import Calibration
-from stepless.models.folders import ModelFileError, from_text, read_folder, to_text, write_folder
+from stepless.models.folders import HEAD, ModelFileError, from_text, read_folder, to_text, write_folder
 from stepless.models.members import MEMBER_KINDS, Factory, Files, Member, check_keys
 from stepless.models.model import Model
 from stepless.models.preprocessing import Features
@@ -24,22 +24,27 @@ from stepless.models.preprocessing import Features
 _KEYS = (
     "task", "classes", "positive", "metric", "features", "members", "calibration", "threshold", "versions", "settings",
 )  # fmt: skip
-_HEAD = ("format", "format_version", "sha256", "folder", "files")
 
-#: Labels of these types come back as they were; object and "str" hold text.
-_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-_FLOATS = ("float16", "float32", "float64")
+#: The types of labels by name: what JSON has, and what numpy makes of it.
+_LABEL_TYPES: dict[str, tuple[type, np.dtype[Any]]] = {
+    "bool": (bool, np.dtype(bool)),
+    **{f"{sign}int{bits}": (int, np.dtype(f"{sign}int{bits}")) for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": (float, np.dtype(f"float{bits}")) for bits in (16, 32, 64)},
+    "object": (str, np.dtype(object)),
+    "str": (str, np.dtype(str)),
+    "string": (str, np.dtypes.StringDType()),
+}
 _INFINITE = {"inf": math.inf, "-inf": -math.inf}
 
 
 def save_model(model: Model, path: str | os.PathLike[str]) -> None:
     """Save a model as a folder, replacing a model that may be there.
 
-    The old model stays until the new one is complete, whenever the process ends. A model that could not be loaded again
-    is refused before anything is written.
+    The old model stays until the new one is complete, even if the process is killed. A model that could not be loaded
+    again is refused before anything is written.
 
     Args:
-        model: The model. Of networks from a factory, the weights are saved; pass the factory again to `load_model`.
+        model: The model. A factory of networks is not saved, only their weights; pass it again to `load_model`.
         path: The folder. It and its parents are created if they do not exist.
     """
     factories = {id(f): f for member in model.members if (f := getattr(member, "factory", None)) is not None}
@@ -63,7 +68,7 @@ def load_model(path: str | os.PathLike[str], model: Factory | None = None, *, ma
 
     Args:
         path: The folder.
-        model: The factory of the networks, if they come from one.
+        model: The factory of the networks, if the model has one.
         max_bytes: The largest total size of the members' files.
 
     Raises:
@@ -113,7 +118,7 @@ def _encode(model: Model) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def _decode(document: dict[str, Any], files: Files, factory: Factory | None) -> Model:
-    check_keys(document, (*_HEAD, *_KEYS), "a model")
+    check_keys(document, (*HEAD, *_KEYS), "a model")
     for name in ("task", "metric"):
         if not isinstance(document[name], str):
             raise ValueError(f"{name} must be text; got {document[name]!r}.")
@@ -148,7 +153,7 @@ def _decode_members(
 ) -> tuple[tuple[Member, ...], tuple[float, ...]]:
     if not isinstance(entries, list):
         raise ValueError(f"members must be a list; got {entries!r}.")
-    # A member reads its own files alone: no list can be so long that reading it takes more than reading the files.
+    # A member reads its own files only, so a long list of members takes no longer than reading the files.
     own: dict[str, dict[str, bytes]] = {str(place): {} for place in range(len(entries))}
     for name, data in files.items():
         owner = name.partition(".")[0]
@@ -194,35 +199,21 @@ def _decode_labels(entry: Any) -> NDArray[Any]:
     name, values = entry["type"], entry["values"]
     if not isinstance(name, str) or not isinstance(values, list):
         raise ValueError("classes must have a type, which is text, and a list of values.")
-    if name == "bool":
-        return _labels(values, (bool,), np.dtype(np.bool_))
-    if name in _INTEGERS:
-        info = np.iinfo(name)
-        if all(type(v) is int for v in values) and not all(info.min <= v <= info.max for v in values):
-            raise ValueError(f"labels of type {name} must lie in [{info.min}, {info.max}].")
-        return _labels(values, (int,), np.dtype(name))
-    if name in _FLOATS:
-        return _labels(values, (float,), np.dtype(name))
-    texts: dict[str, np.dtype[Any]] = {
-        "object": np.dtype(object),
-        "str": np.dtype(str),
-        "string": np.dtypes.StringDType(),
-    }
-    if name in texts:
-        return _labels(values, (str,), texts[name])
-    known = ("bool", *_INTEGERS, *_FLOATS, *texts)
-    raise ValueError(f"labels must be of one of the types {', '.join(known)}; got {name[:100]!r}.")
-
-
-def _labels(values: list[Any], types: tuple[type, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    wrong = [v for v in values if type(v) not in types]
+    if name not in _LABEL_TYPES:
+        raise ValueError(f"labels must be of one of the types {', '.join(_LABEL_TYPES)}; got {name[:100]!r}.")
+    kind, dtype = _LABEL_TYPES[name]
+    wrong = [v for v in values if type(v) is not kind]
     if wrong:
-        raise ValueError(f"labels of type {dtype} must be {types[0].__name__}; got {str(wrong[0])[:100]!r}.")
+        raise ValueError(f"labels of type {dtype} must be {kind.__name__}; got {str(wrong[0])[:100]!r}.")
+    if kind is int:
+        info = np.iinfo(name)
+        if not all(info.min <= v <= info.max for v in values):
+            raise ValueError(f"labels of type {name} must lie in [{info.min}, {info.max}].")
     return np.array(values, dtype)
 
 
 def _encode_number(value: float) -> float | str:
-    """A threshold; JSON has no infinity."""
+    """A threshold for JSON, which has no infinity."""
     return str(value) if math.isinf(value) else float(value)
 
 

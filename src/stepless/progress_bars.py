@@ -1,4 +1,4 @@
-"""A bar that shows how far long work has come."""
+"""A progress bar on the error stream."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from stepless.extras import needs
 
 @contextmanager
 def progress_bar(total: int, what: str) -> Iterator[Callable[[int, str], None]]:
-    """A bar on the error stream, and what moves it: how much is done, and what to write beside it."""
+    """Show a progress bar; the function it gives takes how much is done, and the text to show beside the bar."""
     with needs("a progress bar needs rich", "sklearn", "rich"):
-        from rich.console import Console  # noqa: PLC0415 - whoever wants no bar needs no rich
+        from rich.console import Console  # noqa: PLC0415 - without a bar rich is not needed
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

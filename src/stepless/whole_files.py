@@ -1,7 +1,7 @@
-"""Files that are there when they are whole.
+"""Files that are written whole or not at all.
 
-A file is written beside its place and then moved there by one rename, so a reader, a failure or a kill at any moment
-finds the old one or the new one. What a kill leaves beside it, the next write removes once it is an hour old.
+A file is written beside its place and then moved there by one rename, so after a failure or a kill at any moment the
+old file or the new one is there. The next write removes what a kill has left, once it is an hour old.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-#: After so many seconds what lies beside a file is of no process that still writes it.
+#: After this many seconds a temporary file is taken to belong to no running process.
 STALE = 3600.0
 
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write into, which takes its place when the block ends well; otherwise what was there stays.
+    """A file to write into, which replaces ``path`` when the block succeeds; otherwise ``path`` stays as it was.
 
-    Links are followed, and what is no file, such as ``/dev/null`` or a pipe, is written into as it is: a rename would
-    put a file in its place.
+    Links are followed. A path that is no plain file, such as ``/dev/null`` or a pipe, is written to directly, since a
+    rename would put a file in its place.
 
     Args:
-        path: Of the file, in a folder that is there.
+        path: The file, in a folder that exists.
 
     Example:
         >>> import tempfile
@@ -62,23 +62,23 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 @contextmanager
 def whole_text(path: str | os.PathLike[str]) -> Iterator[TextIO]:
-    """The same for text, with line ends as they are written."""
+    """The same as `whole_file` for text in UTF-8, without conversion of line ends."""
     with whole_file(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="")
         try:
             yield text
         finally:
-            text.detach()  # flushed, and open still
+            text.detach()  # flushes, and leaves the file open
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes | str) -> None:
-    """Write all there is at once; text as UTF-8."""
+    """Write a whole file at once; text as UTF-8."""
     with whole_file(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the folder's names to the disk, where the system lets one open a folder."""
+    """Flush a folder's entries to the disk, on systems that can open a folder."""
     with suppress(AttributeError, PermissionError):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -88,9 +88,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def _sweep(target: Path) -> None:
-    """Remove what interrupted writes of the same file left long ago."""
+    """Remove what interrupted writes of the same file left an hour ago or earlier."""
     left_over = re.compile(re.escape(target.name) + r"-[0-9a-f]{8}\.tmp")
-    with suppress(OSError):  # what cannot be seen or removed does no harm
+    with suppress(OSError):  # what cannot be removed does no harm
         for name in os.listdir(target.parent):
             left = target.with_name(name)
             if left_over.fullmatch(name) and time.time() - left.lstat().st_mtime >= STALE:

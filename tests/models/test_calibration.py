@@ -274,7 +274,7 @@ class TestJson:
             ({"kind": "temperature", "temperature": True}, "must be finite numbers"),
             ({"kind": "temperature", "temperature": 10**400}, "must be finite numbers"),
             ({"kind": "temperature", "temperature": 1.0, "more": 1}, "must have the keys"),
-            ({"kind": "curves", "task": "binary", "curves": {}}, "its curves a list"),
+            ({"kind": "curves", "task": "binary", "curves": {}}, "curves must be a list"),
             ({"kind": "curves", "task": "binary", "curves": []}, "curves, one or more"),
             ({"kind": "curves", "task": "binary", "curves": [3]}, "must have the keys"),
         ],

@@ -217,7 +217,7 @@ def peak(rows, task="binary", classes=(0, 1)):
 
 
 def test_predicting_many_rows_needs_little_memory():
-    assert peak(200_000) < 200_000 * 60 + 2**24  # a few numbers a row for the result, and one chunk
+    assert peak(200_000) < 200_000 * 60 + 2**24  # a few numbers per row for the result, and one chunk
 
 
 @pytest.mark.full

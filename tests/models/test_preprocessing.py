@@ -410,7 +410,7 @@ def test_levels_are_equally_frequent_but_for_rounding():
 @pytest.mark.parametrize(
     ("weight", "match"),
     [
-        ([1.0], r"one weight a row, shape \(2,\); got shape \(1,\)"),
+        ([1.0], r"one weight per row, shape \(2,\); got shape \(1,\)"),
         ([[1.0], [1.0]], r"got shape \(2, 1\)"),
         ([1.0, NAN], "sample_weight must be finite, not below 0, and above 0 somewhere"),
         ([1.0, np.inf], "must be finite"),

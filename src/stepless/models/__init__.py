@@ -1,1 +1,1 @@
-"""A fitted classifier as a value: preprocessing, members, calibration, and the files they are kept in."""
+"""A fitted classifier as a value: preprocessing, members, calibration, and the files it is saved in."""

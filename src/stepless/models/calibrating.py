@@ -1,4 +1,4 @@
-"""Probabilities one can trust: the map of a calibration, fitted on out-of-fold scores."""
+"""Fitting the map of a calibration to out-of-fold scores."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from numpy.typing import NDArray
 
 from stepless.models.calibration import BEND, CAP, Calibration, Curve, Curves, Floats, Temperature, bent
 
-_PIECES, _ROWS_A_PIECE, _STRENGTH, _GROUPS = 8, 10, 0.5, 4096
+#: The most pieces of a curve, and the fewest rows of the rarer class for each of them.
+_PIECES, _ROWS_PER_PIECE = 8, 10
+#: The strength of the prior on the slopes, and the most groups that scores are put into.
+_STRENGTH, _GROUPS = 0.5, 4096
 
 
 def fit_calibration(scores: Any, target: Any, weight: Any = None, task: str = "binary") -> Calibration:
-    """The map under which out-of-fold scores become probabilities.
+    """Fit the map that turns scores into probabilities to out-of-fold scores.
 
     Args:
         scores: Binary ``(N,)`` and multilabel ``(N, L)``: logits; multiclass ``(N, K)``: log-probabilities. They may be
             infinite.
         target: ``(N,)`` or ``(N, L)`` of 0 and 1, or ``(N,)`` class indices.
-        weight: ``(N,)``, or None. It counts relative to the other rows' alone.
+        weight: ``(N,)``, or None. Only its ratios matter.
         task: ``"binary"``, ``"multilabel"`` or ``"multiclass"``.
 
     Example:
@@ -43,9 +46,9 @@ def fit_calibration(scores: Any, target: Any, weight: Any = None, task: str = "b
     if w.shape != (len(s),) or not (np.isfinite(w).all() and (w >= 0).all() and w.sum() > 0):
         raise ValueError(f"weight must be {len(s)} finite numbers of 0 or more, not all 0; got shape {w.shape}.")
     w = w / w.max()
-    kept = w > 1e-12  # what weighs less says nothing, and would round to nothing on the way
+    kept = w > 1e-12  # smaller weights change nothing, and would round to 0 below
     s, y, w = s[kept], y[kept], w[kept]
-    w = w * (w.sum() / (w @ w))  # so that they sum to the number of rows that are worth as much
+    w = w * (w.sum() / (w @ w))  # now they sum to the effective number of rows
     if task == "multiclass":
         return _fit_temperature(s, y.astype(np.int64), w)
     columns = zip(s.reshape(len(s), -1).T, y.reshape(len(s), -1).T, strict=True)
@@ -59,7 +62,7 @@ def fit_calibration(scores: Any, target: Any, weight: Any = None, task: str = "b
 
 @dataclass(frozen=True)
 class _Groups:
-    """Rows of neighbouring scores taken together: their mean score, and the weight of positives and negatives."""
+    """Rows of neighbouring scores merged: their mean score, and the weights of positives and of negatives."""
 
     score: Floats
     positive: Floats
@@ -67,10 +70,10 @@ class _Groups:
 
 
 def _fit_curve(s: Floats, y: NDArray[np.bool_], w: Floats) -> Curve:
-    """A straight line (Platt 1999), then a slope for each piece of it.
+    """Fit a straight line (Platt 1999), then a slope for each piece of it.
 
-    Each slope has a Gamma prior with its mode at the line's: where few rows speak the line stays, and none can reach 0.
-    Targets are Platt's (n₊ + 1)/(n₊ + 2) and 1/(n₋ + 2), which keep logits finite for one class or a perfect split.
+    Each slope has a Gamma prior with its mode at the line's slope: with few rows the line stays, and no slope reaches
+    0. Targets are Platt's (n₊ + 1)/(n₊ + 2) and 1/(n₋ + 2), which keep logits finite for one class or a perfect split.
     """
     groups = _group(bent(s), y, w)
     points = _points(groups)
@@ -79,7 +82,7 @@ def _fit_curve(s: Floats, y: NDArray[np.bool_], w: Floats) -> Curve:
     middle, slopes = _slopes(groups, points, (middle, line[0]), prior=line[0], strength=_STRENGTH)
     logits = np.concatenate([[0.0], np.cumsum(slopes * np.diff(points))])
     logits += middle - np.interp(0.0, points, logits)
-    # inside the cap, and rising there too, and where a slope rounds away
+    # The ramp keeps logits increasing where they are clipped and where a slope rounds to 0.
     logits = np.clip(logits, 0.1 - CAP, CAP - 0.1) + np.linspace(-1e-3, 1e-3, len(points))
     return Curve(tuple(points.tolist()), tuple(logits.tolist()))
 
@@ -96,15 +99,15 @@ def _group(s: Floats, y: NDArray[np.bool_], w: Floats) -> _Groups:
 
 
 def _reached(positive: Floats, negative: Floats) -> Floats:
-    """How much of the scores lies up to each one, the rarer class having as much of it as the other."""
+    """The share of the rows up to each score, with both classes weighted alike."""
     mass = np.cumsum(positive) / max(positive.sum(), 1e-300) + np.cumsum(negative) / max(negative.sum(), 1e-300)
     return mass / mass[-1]
 
 
 def _points(groups: _Groups) -> Floats:
-    """The two infinities, between them the ends of the scores, and between these quantiles, as many as rows allow."""
+    """Where pieces meet: the two infinities, the least and greatest score, and as many quantiles as the rows allow."""
     rarer = min(groups.positive.sum(), groups.negative.sum())
-    pieces = min(_PIECES, max(1, int(rarer / _ROWS_A_PIECE)))
+    pieces = min(_PIECES, max(1, int(rarer / _ROWS_PER_PIECE)))
     reached = _reached(groups.positive, groups.negative)
     inner = groups.score[np.searchsorted(reached, np.arange(1, pieces) / pieces)]
     inner = np.unique(np.concatenate([groups.score[[0, -1]], inner]))
@@ -116,7 +119,7 @@ def _points(groups: _Groups) -> Floats:
 def _slopes(
     groups: _Groups, points: Floats, start: tuple[float, float], prior: float, strength: float
 ) -> tuple[float, Floats]:
-    """The logit of a score of 0 and the slope of each piece, by Newton's method from a straight line."""
+    """The logit of a score of 0 and the slope of each piece, by Newton's method from the straight line ``start``."""
     yes, no = groups.positive.sum(), groups.negative.sum()
     high, low = (yes + 1) / (yes + 2), 1 / (no + 2)
     hits = groups.positive * high + groups.negative * low
@@ -153,7 +156,7 @@ def _slopes(
 
 
 def _fit_temperature(s: Floats, y: NDArray[np.int64], w: Floats) -> Temperature:
-    """The most likely temperature, by golden section over its logarithm, with a Gamma prior around 1."""
+    """The most probable temperature under a prior around 1, by golden-section search over its logarithm."""
     rows = np.arange(len(s))
 
     def cost(log_t: float) -> float:

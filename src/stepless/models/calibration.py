@@ -1,4 +1,4 @@
-"""From scores to probabilities: strictly increasing maps, which `stepless.models.calibrating` fits."""
+"""Strictly increasing maps from scores to probabilities; `stepless.models.calibrating` fits them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-#: No calibrated logit goes beyond this: 1 − σ(20) is 2e-9, which doubles next to 1 still tell from its neighbours.
+#: The largest calibrated logit: 1 − σ(20) is 2e-9, where doubles next to 1 still differ.
 CAP = 20.0
-#: Scores up to this are taken as they are; beyond it they are bent, and an infinite one is twice this.
+#: Scores up to this are used as they are; larger ones are bent, so that an infinite one becomes twice this.
 BEND = 20.0
-#: The largest score there is: what is beyond it, and infinity, are this one.
+#: Larger scores, and infinite ones, are clipped to this.
 LARGEST_SCORE = 1e300
-#: How far behind the best class `Temperature` leaves the straight line for the cap.
+#: The distance behind the best class, in nats, from which `Temperature` bends towards the cap.
 STRAIGHT = 10.0
-#: A file may ask for as many.
+#: The most points of a curve that a file may ask for.
 _MOST_POINTS = 1000
 
 
 class Calibration:
     """A map of scores to probabilities: `Curves` (binary, multilabel), `Temperature` (multiclass) or `Identity`.
 
-    The order of any two scores stays (of the classes of a row, for multiclass), and a probability is never 0 or 1, not
+    It keeps the order of any two scores (for multiclass, of the classes of a row), and no probability is 0 or 1, not
     even for an infinite score.
     """
 
@@ -36,16 +36,16 @@ class Calibration:
         raise NotImplementedError
 
     def inverse(self, probabilities: Any) -> Floats:
-        """The scores of these probabilities; for multiclass they are log-probabilities but for a constant a row."""
+        """The scores with these probabilities; for multiclass log-probabilities up to a constant per row."""
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
-        """A dict of text, numbers and lists, from which `from_json` makes an equal map."""
+        """The map as a dict of text, numbers and lists, which `from_json` reads."""
         raise NotImplementedError
 
     @staticmethod
     def from_json(entry: Any) -> Calibration:
-        """The map that `to_json` described; anything else is a ValueError.
+        """Read the map that `to_json` wrote; raise a ValueError for anything else.
 
         Example:
             >>> Calibration.from_json({"kind": "temperature", "temperature": 2.0})
@@ -60,7 +60,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Identity(Calibration):
-    """No calibration: σ of logits, softmax of log-probabilities, both only kept off 0 and 1.
+    """No calibration: σ of logits, softmax of log-probabilities, both kept off 0 and 1.
 
     Args:
         task: ``"binary"``, ``"multilabel"`` or ``"multiclass"``.
@@ -79,7 +79,7 @@ class Identity(Calibration):
 
     @property
     def plain(self) -> Curve | Temperature:
-        """The map of one label, or of all classes, that says the same."""
+        """The equal map of one label, or of all classes."""
         return Temperature(1.0) if self.task == "multiclass" else PLAIN
 
     def probabilities(self, scores: Any) -> Floats:
@@ -94,20 +94,18 @@ class Identity(Calibration):
     @classmethod
     def _read(cls, entry: dict[str, Any]) -> Identity:
         _keys(entry, ("kind", "task"))
-        if not isinstance(entry["task"], str):
-            raise ValueError(f"task must be binary, multilabel or multiclass; got {entry['task']!r}.")
         return cls(entry["task"])
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A strictly increasing map of a score to a logit: straight between points.
+    """A strictly increasing map of a score to a logit, linear between points.
 
-    Scores beyond ±`BEND` are bent first, by 20 + 20·e/(e + 20) with e = score − 20, so that an infinite score is the
-    finite number 40, and the points can reach from one infinity to the other.
+    Scores beyond ±`BEND` are bent first, by 20 + 20·e/(e + 20) with e = score − 20, so that an infinite score becomes
+    40, and the points can span all scores.
 
     Args:
-        points: Where the pieces meet: from −40, a score of −∞, to 40, strictly increasing.
+        points: Where the pieces meet, strictly increasing from −40 (a score of −∞) to 40.
         logits: The calibrated logits there, strictly increasing and inside ±`CAP`.
 
     Example:
@@ -128,20 +126,20 @@ class Curve:
         if (self.points[0], self.points[-1]) != (-2 * BEND, 2 * BEND):
             raise ValueError(f"a curve's points must go from {-2 * BEND} to {2 * BEND}; got {self.points[:1]} …")
         steps = (*np.diff(self.points), *np.diff(self.logits))
-        # steps this small would round away, or their ratio overflow; what is not a number fails too
+        # smaller steps would round to 0, or their ratio overflow; NaN fails the comparison too
         if not all(step >= 1e-9 for step in steps) or not all(abs(z) <= CAP for z in self.logits):
             raise ValueError(f"a curve's points and logits must be strictly increasing, and its logits inside ±{CAP}.")
 
     @property
     def slopes(self) -> tuple[float, ...]:
-        """The slope of each straight piece."""
+        """The slope of each piece."""
         return tuple((np.diff(self.logits) / np.diff(self.points)).tolist())
 
     def logit(self, scores: Any) -> Floats:
         """The calibrated logits.
 
-        They are a sum of terms none of which falls as the score rises, taken in a fixed order: rounding is monotone,
-        and so the sum is too, to the last bit.
+        Each is a sum, in a fixed order, of terms that do not fall as the score rises. Rounding is monotone, so the sum
+        is monotone to the last bit.
         """
         s = bent(scores)
         z = np.full(s.shape, self.logits[0])
@@ -154,7 +152,7 @@ class Curve:
         return 1.0 / (1.0 + np.exp(-self.logit(scores)))
 
     def inverse(self, probabilities: Any) -> Floats:
-        """The scores with these probabilities: infinite for what no score reaches."""
+        """The scores with these probabilities; infinite for a probability that no score reaches."""
         p = np.asarray(probabilities, np.float64)
         with np.errstate(divide="ignore"):
             u = np.interp(np.log(p) - np.log1p(-p), self.logits, self.points)
@@ -163,13 +161,13 @@ class Curve:
 
 
 def bent(scores: Any) -> Floats:
-    """Scores as they are up to ±`BEND`, and from there on ever closer to twice that; a sum of rising terms again."""
+    """Bend scores beyond ±`BEND` towards twice that; a sum of rising terms again, so monotone to the last bit."""
     s = np.clip(np.asarray(scores, np.float64), -LARGEST_SCORE, LARGEST_SCORE)
     above, below = np.maximum(s - BEND, 0.0), np.maximum(-BEND - s, 0.0)
     return np.clip(s, -BEND, BEND) + BEND * (above / (above + BEND)) - BEND * (below / (below + BEND))
 
 
-#: σ itself, but for the cap.
+#: σ itself up to the cap.
 PLAIN = Curve((-2 * BEND, -STRAIGHT, STRAIGHT, 2 * BEND), (-CAP, -STRAIGHT, STRAIGHT, CAP))
 
 
@@ -209,8 +207,8 @@ class Curves(Calibration):
     @classmethod
     def _read(cls, entry: dict[str, Any]) -> Curves:
         _keys(entry, ("kind", "task", "curves"))
-        if not isinstance(entry["curves"], list) or not isinstance(entry["task"], str):
-            raise ValueError("a calibration's task must be text and its curves a list.")
+        if not isinstance(entry["curves"], list):
+            raise ValueError("a calibration's curves must be a list.")
         curves = []
         for c in entry["curves"]:
             _keys(c, ("points", "logits"))
@@ -229,12 +227,12 @@ class Curves(Calibration):
 
 @dataclass(frozen=True)
 class Temperature(Calibration):
-    """Softmax of log-probabilities over a temperature: the order of a row's classes stays, their distances shrink.
+    """Softmax of log-probabilities divided by a temperature, which keeps the order of a row's classes.
 
-    A class more than ten nats below its row's best is drawn towards 20 nats below, so that no probability is 0 or 1.
+    A class more than ten nats below its row's best is at most 20 nats below, so that no probability is 0 or 1.
 
     Args:
-        temperature: Above 1 for a model that is too sure.
+        temperature: Above 1 for an over-confident model.
 
     Example:
         >>> Temperature(2.0).probabilities(np.log([[0.9, 0.1]]))
@@ -249,7 +247,7 @@ class Temperature(Calibration):
             raise ValueError(f"temperature must be a number from 0.001 to 1000; got {self.temperature!r}.")
 
     def log_probabilities(self, scores: Any) -> Floats:
-        """The logarithms of the probabilities, kept where a probability next to 1 would round."""
+        """The logarithms of the probabilities, accurate where a probability next to 1 would round."""
         s = np.clip(np.asarray(scores, np.float64), -LARGEST_SCORE, LARGEST_SCORE)
         behind = (s.max(-1, keepdims=True) - s) / self.temperature
         beyond = np.maximum(behind - STRAIGHT, 0.0)
@@ -288,7 +286,7 @@ def _keys(entry: Any, names: tuple[str, ...]) -> None:
 
 
 def _numbers(values: Any, name: str) -> tuple[float, ...]:
-    """A list of finite numbers; True and text are none."""
+    """Check a list of finite numbers; bools and text are refused."""
     good = isinstance(values, list) and all(type(v) in (int, float) and abs(v) <= LARGEST_SCORE for v in values)
     if not good:
         raise ValueError(f"a calibration's {name} must be finite numbers; got {str(values)[:60]}.")

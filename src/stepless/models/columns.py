@@ -1,4 +1,4 @@
-"""What is done with one column of a `Table`: `Number`, `Category`, `AsIs`, and how each is fitted, kept and applied."""
+"""The preprocessing of one column of a `Table`: `Number`, `Category`, `AsIs`, and how each is fitted and applied."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from stepless.tables.frames import Table
 
 Array: TypeAlias = NDArray[Any]
 
-# |x − mean| ≤ scale·√n in training, so this cuts nothing there; far out at prediction it keeps float32 finite.
+# |x − mean| ≤ scale·√n in training, so this clips nothing there; at prediction it keeps float32 finite.
 LIMIT = 1e6
-# A column of one value is divided by this, which sends every value to 0: nothing was learned about any other.
+# The scale of a column of one value: it sends every value to 0, since nothing was learned about any other.
 CONSTANT = float(np.finfo(np.float64).max)
 _TINY = float(np.finfo(np.float64).tiny)
-# How far the second part of a column goes to either side: past it are the values that hid the others.
+# The limit of the second part of a column; the values beyond it are those that hid the others.
 NEAR = 10.0
 # A column has a second part if mean and scale merge a third of its values or more. Of the 4219 columns of numbers in
 # the tables of our benchmarks none loses more than 0.05 of them.
 _MERGED = 1 / 3
-# Neighbours closer than this part of themselves are one number, rounded in two ways.
+# Two numbers with a smaller relative difference are one number, rounded in two ways.
 _ROUNDING = 2.0**-40
-_ROWS_LOOKED_AT = 1 << 14
+_ROWS_SAMPLED = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class Number:
     """A column of numbers, standardised: ``(x − mean) / scale`` in float64, within ±`LIMIT`, then float32.
 
     A value far from all others, such as 2147483647 for missing, makes the scale so large that float32 cannot tell the
-    others apart. Such a column has a second mean and scale, of the others. What they make of x, within ±`NEAR`, is
-    added: so the others are apart again, the far value stays within reach of a net, and their order is as it was.
+    others apart. Such a column has a second mean and scale, those of the others; x standardised by them, within
+    ±`NEAR`, is added. So the others differ again, the far value stays small enough for a net, and the order is kept.
 
     Args:
-        mean: What is taken off.
-        scale: What the rest is divided by, above 0; `CONSTANT` for a column of one value.
-        fill: What stands for a missing value before standardising: the median.
-        flag: Whether a second column says 1 where the value was missing, 0 elsewhere.
-        inner: The second mean and scale; None for a column without.
+        mean: What is subtracted.
+        scale: The divisor, above 0; `CONSTANT` for a column of one value.
+        fill: What replaces a missing value before standardising: the median.
+        flag: Whether a second column is 1 where the value was missing, 0 elsewhere.
+        inner: The second mean and scale, or None.
 
     Example:
         >>> Number(mean=2.0, scale=4.0, fill=2.0, flag=False).width
@@ -86,18 +86,18 @@ class Number:
 
     def to_json(self) -> dict[str, Any]:
         entry = {"kind": self.kind, "mean": self.mean, "scale": self.scale, "fill": self.fill, "flag": self.flag}
-        # Only where there is one, so that what most models are kept as is what it always was.
+        # Left out where there is none, as in files older than this entry.
         return entry if self.inner is None else {**entry, "inner": list(self.inner)}
 
 
 @dataclass(frozen=True)
 class Category:
-    """A column of categories, one 0/1 column a level; after the levels one for other levels, then one for missing.
+    """A column of categories, as one 0/1 column for each level, then one for other levels, then one for missing.
 
     Args:
         levels: The levels with a column of their own.
-        other: Whether a column stands for every other level. Without it, an unseen level is 0 everywhere.
-        missing: Whether missing is a level with a column of its own. Without it, missing is an unseen level.
+        other: Whether there is a column for all other levels. Without it, an unseen level is 0 everywhere.
+        missing: Whether missing values have a column of their own. Without it, they are an unseen level.
 
     Example:
         >>> Category(levels=("red", "green"), other=True, missing=False).titles("colour")
@@ -139,7 +139,7 @@ class Category:
 
 @dataclass(frozen=True)
 class AsIs:
-    """A column of numbers taken as they are, for preprocessing switched off; missing values and text are errors.
+    """A column of numbers that is not changed, for preprocessing switched off; missing values and text are errors.
 
     Example:
         >>> AsIs().width
@@ -164,7 +164,7 @@ class AsIs:
                 f"Input X contains NaN.\n{table.label(i)[0].upper()}{table.label(i)[1:]} has missing values and "
                 "preprocessing, which fills them, is switched off: switch it on or fill them."
             )
-        with np.errstate(over="ignore"):  # what overflows is infinite, which is then said
+        with np.errstate(over="ignore"):  # an overflow is infinite, which is checked next
             out[:, 0] = values
         if np.isinf(out[:, 0]).any():
             raise ValueError("Input X contains infinity or a value too large for dtype('float32').")
@@ -177,7 +177,7 @@ Column: TypeAlias = Number | Category | AsIs
 
 
 def fit_number(values: Array, weight: Array | None) -> Number:
-    """How to standardise these numbers; NaN is missing, and every weight is above 0.
+    """Fit the standardisation of a column of numbers; NaN is missing, and every weight is above 0.
 
     Example:
         >>> fit_number(np.array([1.0, 3.0]), None)
@@ -189,7 +189,7 @@ def fit_number(values: Array, weight: Array | None) -> Number:
     if flag:
         values, weight = values[known], None if weight is None else weight[known]
     if not len(values):
-        return Number(0.0, CONSTANT, 0.0, flag=False)  # always missing: a flag would say nothing
+        return Number(0.0, CONSTANT, 0.0, flag=False)  # always missing: a flag would be constant
     mean, scale = _mean_and_scale(values, weight)
     return Number(mean, scale, _median(values, weight), flag, _fit_inner(values, weight, mean, scale))
 
@@ -199,7 +199,7 @@ def _mean_and_scale(values: Array, weight: Array | None) -> tuple[float, float]:
     centre, half = low / 2 + high / 2, high / 2 - low / 2
     if half < _TINY:
         return low, CONSTANT
-    # Within ±1, where squares neither overflow nor vanish, however large or close together the values are.
+    # Rescaled to ±1, where squares neither overflow nor underflow.
     unit = (values - centre) / half
     mean = float(np.average(unit, weights=weight))
     deviation = math.sqrt(float(np.average((unit - mean) ** 2, weights=weight)))
@@ -208,8 +208,8 @@ def _mean_and_scale(values: Array, weight: Array | None) -> tuple[float, float]:
 
 
 def _fit_inner(values: Array, weight: Array | None, mean: float, scale: float) -> tuple[float, float] | None:
-    """A second mean and scale, of the values that the first leave as one; None where the first tell values apart."""
-    step = -(-len(values) // _ROWS_LOOKED_AT)
+    """A second mean and scale for the values that the first merge; None if the first keep enough values apart."""
+    step = -(-len(values) // _ROWS_SAMPLED)
     values, weight = values[::step], None if weight is None else weight[::step]
     levels = np.unique(values)
     halves = levels / 2  # their differences do not overflow
@@ -217,7 +217,7 @@ def _fit_inner(values: Array, weight: Array | None, mean: float, scale: float) -
     apart, gaps = _apart(levels, mean, scale, None), len(levels) - 1
     if gaps - apart < _MERGED * gaps or gaps < 2:
         return None
-    # From where a quarter of the levels are closest together outwards, however many rows the far values have.
+    # Start where a quarter of the levels are closest together, however many rows the far values have, and widen.
     few = max(2, len(levels) // 4)
     widths = levels[few - 1 :] / 2 - levels[: len(levels) - few + 1] / 2
     first = int(widths.argmin())
@@ -233,20 +233,20 @@ def _fit_inner(values: Array, weight: Array | None, mean: float, scale: float) -
 
 
 def _apart(levels: Array, mean: float, scale: float, inner: tuple[float, float] | None) -> int:
-    """How many of these values, which ascend, differ from the one before as float32 once they are standardised."""
+    """How many of these ascending values differ from the one before as float32 once they are standardised."""
     result = _both_parts(levels, mean, scale, inner).astype(np.float32)
     return int(np.count_nonzero(result[1:] != result[:-1]))
 
 
 def _median(values: Array, weight: Array | None) -> float:
-    """The median, of rows as often as they weigh; between two rows their mean."""
+    """The weighted median; between two rows their mean."""
     if weight is None:
         low, high = (len(values) - 1) // 2, len(values) // 2
         ordered = np.partition(values, (low, high))
     else:
         order = np.argsort(values)
         ordered, upto = values[order], np.cumsum(weight[order])
-        # The middle falls between two rows also where rounding has moved a sum of weights a little off it.
+        # Rounding may have moved a sum of weights off the middle between two rows.
         below, above = upto[-1] * (0.5 - 1e-12), upto[-1] * (0.5 + 1e-12)
         low, high = int(np.searchsorted(upto, below)), int(np.searchsorted(upto, above, side="right"))
     one, two = float(ordered[low]), float(ordered[high])
@@ -254,10 +254,9 @@ def _median(values: Array, weight: Array | None) -> float:
 
 
 def fit_category(values: Array, weight: Array | None, max_levels: int) -> Category:
-    """The most frequent levels in the order of the alphabet; None is missing, and every weight is above 0.
+    """Fit the most frequent levels of a column, sorted; None is missing, and every weight is above 0.
 
-    Of levels that are equally frequent the first in the alphabet counts as the more frequent one, and sums of weights
-    are equal but for their rounding.
+    Of equally frequent levels the first in sorted order is taken; sums of weights that differ by rounding are equal.
 
     Example:
         >>> fit_category(np.array(["b", "a", "b", None], dtype=object), None, max_levels=1)
@@ -286,7 +285,7 @@ def _numbers(table: Table, i: int) -> Array:
 
 
 def _standardised(values: Array, mean: Any, scale: Any, limit: float) -> Array:
-    with np.errstate(over="ignore"):  # what overflows is far out, where the limit holds
+    with np.errstate(over="ignore"):  # an overflow is clipped to the limit
         result = values - mean
         result /= scale
     return np.clip(result, -limit, limit, out=result)
@@ -298,7 +297,7 @@ def _both_parts(values: Array, mean: float, scale: float, inner: tuple[float, fl
 
 
 def numbers_writer(columns: Sequence[Number]) -> Callable[[Table, Array], None]:
-    """Does what `Number.write` does, for all columns in one go."""
+    """A function that does what `Number.write` does for all columns at once."""
     mean, scale, fill = (np.array([getattr(column, name) for column in columns]) for name in ("mean", "scale", "fill"))
     flag = np.array([column.flag for column in columns])
     places = np.arange(len(columns)) + np.cumsum(flag) - flag
@@ -321,7 +320,7 @@ def numbers_writer(columns: Sequence[Number]) -> Callable[[Table, Array], None]:
 
 
 def column_from_json(value: Any) -> Column:
-    """The column that its `to_json` wrote; anything else is a ValueError.
+    """Read the column that `to_json` wrote; raise a ValueError for anything else.
 
     Example:
         >>> column_from_json({"kind": "as_is"})
@@ -342,14 +341,14 @@ def column_from_json(value: Any) -> Column:
 
 
 def json_entry(value: Any, what: str, keys: tuple[str, ...], more: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A dictionary of just these keys, and perhaps of some more; anything else is a ValueError."""
+    """Check that a value is a dictionary with these keys, and of others only those in ``more``."""
     if not isinstance(value, dict) or set(value) - {*more} != set(keys):
         raise ValueError(f"{what} must be a dictionary with the keys {', '.join(keys)}; got {short(value)}")
     return value
 
 
 def json_list(value: Any, what: str) -> list[Any]:
-    """A list; anything else is a ValueError."""
+    """Check that a value is a list."""
     if not isinstance(value, list):
         raise ValueError(f"{what} must be a list; got {short(value)}")
     return value
@@ -359,7 +358,7 @@ def _finite(value: Any, what: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             number = float(value)
-        except OverflowError:  # an int beyond the floats
+        except OverflowError:  # an int too large for a float
             number = math.inf
         if math.isfinite(number):
             return number
@@ -372,8 +371,8 @@ def _check_bool(value: Any, what: str) -> None:
 
 
 def short(value: Any) -> str:
-    """A value as an error shows it: not at full length."""
+    """Shorten a value for an error message."""
     try:
         return reprlib.repr(value)
-    except ValueError:  # Python does not write out integers of thousands of digits
+    except ValueError:  # Python refuses to write integers of thousands of digits
         return f"a value of type {type(value).__name__}"

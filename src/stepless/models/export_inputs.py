@@ -1,7 +1,8 @@
-"""What an exported graph takes and gives, by name, and how a table is fed to it."""
+"""The inputs and outputs of an exported graph, and how a table is fed to it."""
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,15 @@ from stepless.models.columns import Category
 from stepless.models.preprocessing import Features
 from stepless.tables.frames import Table
 
-#: What every graph gives.
+#: The outputs of every graph.
 OUTPUTS = ("label", "probabilities", "decision")
 
 
 def feed(features: Features, table: Table) -> dict[str, NDArray[Any]]:
-    """The inputs of an exported graph for the rows of a table, by name, for onnxruntime's ``run``.
+    """The inputs of an exported graph for the rows of a table, as onnxruntime's ``run`` takes them.
 
     Args:
-        features: The model's.
+        features: The model's features.
         table: The rows.
     """
     features.check(table)
@@ -29,7 +30,10 @@ def feed(features: Features, table: Table) -> dict[str, NDArray[Any]]:
     inputs: dict[str, NDArray[Any]] = {}
     for i, (name, column) in enumerate(zip(names, features.columns, strict=True)):
         if isinstance(column, Category):
-            values: NDArray[Any] = np.array([missing_text(column) if v is None else v for v in table.text(i)], object)
+            missing = missing_text(column)
+            unseen = _unused({*column.levels, missing})  # for an unseen text that would stand for missing
+            texts = [missing if v is None else unseen if v == missing else v for v in table.text(i)]
+            values: NDArray[Any] = np.array(texts, object)
         elif table.kinds[i] == "number":
             values = table.column(i).astype(np.float64)
         else:
@@ -39,7 +43,7 @@ def feed(features: Features, table: Table) -> dict[str, NDArray[Any]]:
 
 
 def input_names(features: Features) -> tuple[str, ...]:
-    """The names of an exported graph's inputs: ``X`` alone, or the columns', but for names the graph cannot have."""
+    """The names of an exported graph's inputs: ``X`` alone, or those of the columns, except where they clash."""
     if all_numbers(features):
         return ("X",)
     given = features.names or [f"x{i}" for i in range(len(features.columns))]
@@ -56,13 +60,17 @@ def input_names(features: Features) -> tuple[str, ...]:
 
 
 def missing_text(column: Category) -> str:
-    """The text that stands for missing in a column of categories: empty, unless that is one of its levels."""
+    """The text of a missing value in a column of categories: empty, unless that is one of its levels."""
+    return _unused(column.levels)
+
+
+def _unused(taken: Container[str]) -> str:
     text = ""
-    while text in column.levels:
+    while text in taken:
         text = f"<missing{text}>"
     return text
 
 
 def all_numbers(features: Features) -> bool:
-    """Whether no column holds categories: then one input takes them all."""
+    """Whether no column holds categories, so that one input takes them all."""
     return not any(isinstance(column, Category) for column in features.columns)

@@ -1,18 +1,18 @@
-"""A folder that is written whole or not at all, and of which nothing is believed when it is read.
+"""The folder of a saved model: written whole or not at all, and not trusted when it is read.
 
 ```text
- path/model.json            the document; names and hashes of all the rest, and a hash of itself
+ path/model.json            the document: names and hashes of the other files, and a hash of itself
  path/members-1f3a9c2b/     the files of this document, in a folder that no other document has used
 ```
 
 Saving writes the files into a new ``members-…`` folder, then replaces ``model.json`` by a single rename, and then
-removes the files of the old document. Whoever loads sees the old document with its files or the new one with its own,
-even if the process that saves is killed in between: then a folder or a ``.tmp`` file is left over, which a save an hour
-later removes. Several processes may save and load at once; the last one to save wins. A model that is saved to two new
-places is the same bytes in both.
+removes the files of the old document. A reader sees the old document with its files or the new one with its own, even
+if the writer is killed in between. That leaves a folder or a ``.tmp`` file, which a save an hour later removes. Several
+processes may save and load at once; the last one to save wins. A model saved to two new places is the same bytes in
+both.
 
-The hashes find files that are damaged or mixed up. They are no signature: who can write files can write hashes. So what
-is read must be harmless whatever it holds: JSON, and bytes that members read with their own care.
+The hashes find files that are damaged or mixed up. They are no signature: whoever can write files can write hashes. So
+reading is harmless whatever the files hold: JSON, and bytes that members check themselves.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _FOLDER, _FILE, _SHA256 = (
     re.compile(p) for p in (r"members-[0-9a-f]{8}", r"[a-z0-9][a-z0-9._-]{0,79}", r"[0-9a-f]{64}")
 )
 _TEMPORARY = re.compile(r"model\.json-[0-9a-f]{8}\.tmp")
-_HEAD = ("format", "format_version", "sha256", "folder", "files")
+#: The keys of a document that are added to it when it is written.
+HEAD = ("format", "format_version", "sha256", "folder", "files")
 _TRIES = 5
 
 
@@ -53,7 +54,7 @@ class ModelFileError(ValueError):
 
 
 def to_text(document: Mapping[str, Any], files: Mapping[str, bytes], folder: str) -> bytes:
-    """The text of ``model.json``: the document, with the hashes of its files and of itself."""
+    """The bytes of ``model.json``: the document, with the hashes of its files and of itself."""
     for name in files:
         if not _FILE.fullmatch(name):
             raise ValueError(f"the name of a member's file must be of a-z, 0-9, '.', '_' and '-'; got {name!r}.")
@@ -88,14 +89,14 @@ def write_folder(path: str | os.PathLike[str], document: Mapping[str, Any], file
 
 
 def _make_folder(root: Path, own: str) -> str:
-    """Make the folder of the members: under its own name in a new place, so that a model is the same bytes there.
+    """Make the members' folder; in a new place under its own name, so that a model is always the same bytes there.
 
-    Where a document is, the name may be about to be removed with one that it belonged to, so it is one by chance.
+    Beside a document the name is random: another process may be about to remove a folder of the own name.
     """
     try:
         (root / own).mkdir(parents=True)
     except FileExistsError:
-        pass  # it is that of the same model, saved or being saved
+        pass  # the same model is saved there, or being saved
     else:
         if not (root / _DOCUMENT).exists():
             return own
@@ -106,7 +107,7 @@ def _make_folder(root: Path, own: str) -> str:
 
 
 def check_place(root: Path) -> None:
-    """Raise where a save would write into what is not a model's folder."""
+    """Raise a ValueError if a save would write into something other than a model's folder."""
     if not root.exists():
         return
     if not root.is_dir():
@@ -116,7 +117,7 @@ def check_place(root: Path) -> None:
         try:
             found = json.loads(_read(root / _DOCUMENT, _LARGEST_DOCUMENT))
         except (OSError, ValueError, RecursionError):
-            return  # a damaged document is there to be replaced
+            return  # a damaged document may be replaced
         ours = isinstance(found, dict) and found.get("format") == FORMAT
     else:
         ours = all(_FOLDER.fullmatch(name) or _TEMPORARY.fullmatch(name) for name in names)
@@ -127,7 +128,7 @@ def check_place(root: Path) -> None:
 
 
 def _folder_of(root: Path) -> str | None:
-    """The folder with the files of the document that is there now; None if that cannot be told."""
+    """The members' folder of the current document; None if it cannot be read."""
     try:
         return str(json.loads(_read(root / _DOCUMENT, _LARGEST_DOCUMENT))["folder"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
@@ -135,7 +136,7 @@ def _folder_of(root: Path) -> str | None:
 
 
 def _tidy(root: Path, kept: str, replaced: str | None) -> None:
-    """Remove the files of the document that was replaced, and what interrupted saves left long ago."""
+    """Remove the files of the replaced document, and what interrupted saves left an hour ago or earlier."""
     for name in os.listdir(root):
         if name == kept or not _FOLDER.fullmatch(name):
             continue
@@ -154,11 +155,11 @@ def _tidy(root: Path, kept: str, replaced: str | None) -> None:
 
 
 def read_folder(path: str | os.PathLike[str], max_bytes: int) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The document of a folder and its files, all as they were written; a `ModelFileError` otherwise.
+    """Read the document of a folder and its files; raise a `ModelFileError` unless all are as they were written.
 
     Args:
         path: The folder.
-        max_bytes: How large the files may be, all together.
+        max_bytes: The largest total size of the files.
     """
     root = Path(path)
     if not root.is_dir():
@@ -177,17 +178,17 @@ def read_folder(path: str | os.PathLike[str], max_bytes: int) -> tuple[dict[str,
 
 
 def from_text(text: bytes) -> dict[str, Any]:
-    """The document in the text of a ``model.json``, if it is whole."""
+    """Parse a ``model.json``; raise a `ModelFileError` unless it is whole."""
     try:
         document = json.loads(
             text.decode(), object_pairs_hook=_distinct, parse_constant=_refuse_constant, parse_float=_finite
         )
         foreign = not isinstance(document, dict) or document.get("format") != FORMAT
-        # hashed as JSON and not as text: neither line ends nor indentation matter
+        # a hash of the JSON and not of the text, so that line ends and indentation do not matter
         digest = "" if foreign else _digest(_canonical({k: v for k, v in document.items() if k != "sha256"}))
     except RecursionError:
         raise ModelFileError(f"{_DOCUMENT} is nested too deeply to be one that stepless wrote.") from None
-    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are such errors
+    except ValueError as error:  # also UnicodeDecodeError and JSONDecodeError
         raise ModelFileError(f"{_DOCUMENT} is truncated or damaged: {_short(error)}.") from None
     if foreign:
         raise ModelFileError(f'{_DOCUMENT} was not written by stepless: it does not say "format": "{FORMAT}".')
@@ -201,7 +202,7 @@ def from_text(text: bytes) -> dict[str, Any]:
         )
     if document.get("sha256") != digest:
         raise ModelFileError(f"{_DOCUMENT} was altered after it was saved: its contents do not match its sha256.")
-    missing = [name for name in _HEAD if name not in document]
+    missing = [name for name in HEAD if name not in document]
     if missing:
         raise ModelFileError(f"{_DOCUMENT} lacks {', '.join(missing)}.")
     return document
@@ -241,7 +242,7 @@ def _read_files(root: Path, document: dict[str, Any], max_bytes: int) -> dict[st
 
 
 def _read(path: Path, limit: int) -> bytes:
-    """The bytes of a plain file of at most ``limit`` bytes. Links are not followed, and pipes are not waited for."""
+    """Read a plain file of at most ``limit`` bytes, without following links or waiting for pipes."""
     try:
         handle = os.open(path, os.O_RDONLY | sum(getattr(os, f, 0) for f in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")))
     except FileNotFoundError:

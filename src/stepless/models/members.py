@@ -1,8 +1,8 @@
-"""The members of an ensemble: what they score, and how each kind of them becomes files and is read back.
+"""The members of an ensemble: how they score rows, and how each kind is written to files and read back.
 
-A `Model` mixes members of any kind, as long as they score rows by logits. A kind says in `MEMBER_KINDS` how it is read;
-nothing else lists kinds. Members deal in names and bytes and never touch a disk, so that what is checked on the way
-(`stepless.persist`) is checked in one place. Nothing that is read can run code.
+A `Model` mixes members of any kind that score rows by logits. `MEMBER_KINDS` is the only list of kinds, and says how
+each is read. Members deal in names and bytes and never touch a disk, so that files are checked in one place
+(`stepless.persist`). Nothing that is read can run code.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ with needs("the members of a model need safetensors", "sklearn", "safetensors"):
 Files = Mapping[str, bytes]
 Factory = Callable[..., nn.Module]
 
-#: More nets than anyone trains: a file that claims more would cost time and memory before it turned out wrong.
+#: More nets than anyone trains: a file that claims more would cost time and memory before it is found wrong.
 _MOST_NETS = 4096
 
-#: The types of tensors a net may have, as safetensors writes them. Buffers may be integers: BatchNorm counts batches.
+#: The tensor types a net may have, by their safetensors names. Buffers may be integers: BatchNorm counts batches.
 _DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
     "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
@@ -43,8 +43,8 @@ class Member(Protocol):
 
     Attributes:
         kind: Its name in `MEMBER_KINDS`.
-        inputs: How many features it takes.
-        outputs: How many logits a row gets: 1 for a binary task, or one a class or label.
+        inputs: The number of features it takes.
+        outputs: The number of logits per row: 1 for a binary task, or one for each class or label.
     """
 
     @property
@@ -61,22 +61,22 @@ class Member(Protocol):
         ...
 
     def to_files(self, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """What is written: an entry for the JSON, and files named ``name`` and an ending, as in ``name.txt``."""
+        """The member as an entry for the JSON, and files whose names are ``name`` and a suffix, as in ``name.txt``."""
         ...
 
 
 class _Stacked:
-    """What members of nets share: tensors whose first dimension is over nets."""
+    """The common part of members that are nets: tensors whose first dimension is over nets."""
 
     tensors: Mapping[str, Tensor]
 
     @property
     def n(self) -> int:
-        """How many nets there are."""
+        """The number of nets."""
         return len(next(iter(self.tensors.values())))
 
     def __getstate__(self) -> dict[str, Any]:
-        # the nets are made again from the tensors where they are needed
+        # the nets are rebuilt from the tensors when they are needed
         return {name: value for name, value in self.__dict__.items() if name != "_nets"}
 
 
@@ -84,8 +84,8 @@ class _Stacked:
 class NetMember(_Stacked):
     """Nets of one architecture, evaluated together.
 
-    The weights are float32, as trained, but the nets are evaluated in float64: so a row's score does not depend on the
-    rows it is scored with, nor on the machine, but for its last digits of 15.
+    The weights are float32, as trained, but the nets are evaluated in float64. So a row's score does not depend on the
+    rows it is scored with, nor on the machine, except in its last digits.
 
     Args:
         architecture: The shape of the nets.
@@ -103,15 +103,15 @@ class NetMember(_Stacked):
 
     @classmethod
     def of(cls, members: Members) -> NetMember:
-        """The member that holds what trained nets hold."""
+        """A member with copies of the parameters of trained nets."""
         return cls(members.architecture, {name: tensor.clone() for name, tensor in members.tensors().items()})
 
     @classmethod
     def from_files(cls, entry: dict[str, Any], files: Files, factory: Factory | None) -> NetMember:
-        """What `to_files` gave; anything else is a ValueError."""
+        """Read what `to_files` gave; raise a ValueError for anything else."""
         check_keys(entry, ("architecture", "file"), "a net's entry")
         member = cls(Architecture.from_json(entry["architecture"]), read_stacked(files, entry["file"]))
-        _ = member._nets  # which says what does not fit
+        _ = member._nets  # raises where the tensors do not fit the architecture
         return member
 
     @property
@@ -140,13 +140,13 @@ class NetMember(_Stacked):
 class FactoryMember(_Stacked):
     """Nets that a user's factory makes, evaluated together in their own precision.
 
-    A factory is code, and is not saved: who loads such a member brings the factory along.
+    A factory is code, so it is not saved, and has to be passed again to load such a member.
 
     Args:
         factory: Makes a module of the nets' shape; called without arguments, or with the numbers of inputs and outputs.
         tensors: The parameters and buffers of `FactoryMembers`, by name; the first dimension is over nets.
-        inputs: How many features the nets take.
-        outputs: How many logits they give.
+        inputs: The number of features the nets take.
+        outputs: The number of logits they give.
 
     Example:
         >>> nets = FactoryMembers(lambda: nn.Linear(4, 1), 3, seeds=(0, 1, 2))
@@ -162,7 +162,7 @@ class FactoryMember(_Stacked):
 
     @classmethod
     def from_files(cls, entry: dict[str, Any], files: Files, factory: Factory | None) -> FactoryMember:
-        """What `to_files` gave, with the factory; anything else is a ValueError."""
+        """Read what `to_files` gave, with the factory; raise a ValueError for anything else."""
         check_keys(entry, ("inputs", "outputs", "file"), "a net's entry")
         if factory is None:
             raise ValueError(
@@ -175,7 +175,7 @@ class FactoryMember(_Stacked):
         if not all(type(size) is int and size > 0 for size in sizes):
             raise ValueError(f"inputs and outputs must be whole numbers above 0; got {str(sizes)[:100]}.")
         tensors = read_stacked(files, entry["file"])
-        # one net first: what does not fit is said before thousands are built
+        # one net first, to find tensors that do not fit before thousands of nets are built
         FactoryMembers.from_tensors(sized(factory, *sizes), {name: tensor[:1] for name, tensor in tensors.items()})
         member = cls(factory, tensors, *sizes)
         _ = member._nets
@@ -183,7 +183,7 @@ class FactoryMember(_Stacked):
 
     @property
     def build(self) -> Callable[[], nn.Module]:
-        """Makes a module, whatever the factory wants to know for it."""
+        """The factory as one that is called without arguments."""
         return sized(self.factory, self.inputs, self.outputs)
 
     @cached_property
@@ -200,7 +200,7 @@ class FactoryMember(_Stacked):
 
 
 def sized(factory: Factory, inputs: int, outputs: int) -> Callable[[], nn.Module]:
-    """A factory that is called without arguments, of one that may want the numbers of inputs and outputs.
+    """Bind the numbers of inputs and outputs to a factory that takes them.
 
     >>> sized(nn.Linear, 3, 1)()
     Linear(in_features=3, out_features=1, bias=True)
@@ -224,7 +224,7 @@ def _write_tensors(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def read_stacked(files: Files, file: Any) -> dict[str, Tensor]:
-    """The tensors of a safetensors file whose first dimension, all alike, is over nets."""
+    """The tensors of a safetensors file, whose first dimension is over nets and has the same size in all of them."""
     tensors = read_tensors(files, file)
     found = {len(tensor) if tensor.dim() else 0 for tensor in tensors.values()}
     if len(found) > 1 or not 1 <= max(found) <= _MOST_NETS:
@@ -233,7 +233,7 @@ def read_stacked(files: Files, file: Any) -> dict[str, Tensor]:
 
 
 def read_tensors(files: Files, file: Any) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, by name; a ValueError where there are none, or where one is not finite."""
+    """The tensors of a safetensors file, by name; raise a ValueError if there are none, or if one is not finite."""
     if not isinstance(file, str) or file not in files:
         raise ValueError(f"a member's file must be one of its own, {', '.join(files)}; got {str(file)[:100]!r}.")
     try:
@@ -247,7 +247,7 @@ def read_tensors(files: Files, file: Any) -> dict[str, Tensor]:
             raise ValueError(
                 f"tensors must be of the types {', '.join(_DTYPES)}; got {part['dtype']} for {name[:100]!r}."
             )
-        if 0 in shape:  # such a shape takes no bytes, whatever its other sizes
+        if 0 in shape:  # such a shape takes no bytes, however large its other sizes
             raise ValueError(f"tensors must not be empty; got shape {tuple(shape)} for {name[:100]!r}.")
         tensor = torch.frombuffer(part["data"], dtype=dtype).reshape(shape)
         if not torch.isfinite(tensor).all():
@@ -265,7 +265,7 @@ def check_keys(entry: Any, names: tuple[str, ...], what: str) -> None:
         raise ValueError(f"{what} must have the keys {', '.join(names)}; got {found}.")
 
 
-#: From a kind's name to what reads it: ``(entry, files, factory) -> Member``.
+#: The reader of each kind: ``(entry, files, factory) -> Member``.
 MEMBER_KINDS: dict[str, Callable[[dict[str, Any], Files, Factory | None], Member]] = {
     "net": NetMember.from_files,
     "factory": FactoryMember.from_files,

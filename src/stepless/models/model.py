@@ -28,13 +28,13 @@ Floats = NDArray[np.float64]
 
 
 def library_versions() -> dict[str, str]:
-    """The versions of what computes a model, by name."""
+    """The versions of the libraries that compute a model, by name."""
     found = {"stepless": sys.modules["stepless"].__version__, **{name: version(name) for name in ("torch", "numpy")}}
     return {"python": platform.python_version(), **found}
 
 
-#: How many numbers the feature matrix of one chunk of rows may hold, and between what its rows are kept. What a few
-#: small nets make of a thousand rows fits into a processor's cache; of ten thousand it does not, and takes longer.
+#: The most numbers in the feature matrix of one chunk of rows, and the fewest and the most rows of a chunk. The
+#: activations of a few small nets for a thousand rows fit into a processor's cache; for ten thousand they do not.
 _CHUNK_NUMBERS = 2**20
 _CHUNK_ROWS = (64, 1024)
 
@@ -44,22 +44,22 @@ class Model:
     """A fitted classifier: preprocessing, members, calibration, and the rule that decides.
 
     The score of a row is the logit (multiclass: the logarithm) of the weighted mean of the members' probabilities. A
-    member's weight is shared equally by its nets. The calibration maps scores to probabilities; a row is positive, or
-    has a label, where its probability is at least the threshold, and belongs to class argmax(log p − offset).
+    member's weight is shared equally by its nets. The calibration maps scores to probabilities. A row is positive, or
+    has a label, if its probability is at least the threshold; its class is argmax(log p − offset).
 
     Args:
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
         classes: The labels of the classes, in sorted order; multilabel: the names or numbers of the labels.
-        positive: Binary: the place of the positive class. Otherwise None.
-        metric: What the model was made for, as text.
-        features: From a table to the matrix that members read.
-        members: What scores.
+        positive: Binary: the index of the positive class. Otherwise None.
+        metric: The metric that the model was made for, as text.
+        features: The map of a table to the matrix that members read.
+        members: The models that score rows.
         weights: A weight for each member; they sum to 1.
-        calibration: From scores to probabilities.
-        threshold: Binary: the threshold, which is ±inf where the answer is always the same. Multilabel: one a label.
-            Multiclass: the classes' offsets.
-        versions: Of the libraries that made the model, by name.
-        settings: What else the model's maker wants to keep with it; JSON.
+        calibration: The map of scores to probabilities.
+        threshold: Binary: the threshold, ±inf if the decision is always the same. Multilabel: one for each label.
+            Multiclass: the offset of each class.
+        versions: The versions of the libraries that made the model, by name.
+        settings: Anything else to be saved with the model; JSON.
 
     Example:
         >>> from stepless.models.calibration import Identity
@@ -98,31 +98,31 @@ class Model:
 
     @property
     def outputs(self) -> int:
-        """How many scores a row has: 1 for a binary task, or one a class or label."""
+        """The number of scores per row: 1 for a binary task, or one for each class or label."""
         return 1 if self.task == "binary" else len(self.classes)
 
     def scores(self, table: Table) -> Floats:
         """The ensemble's scores: ``(N,)`` for a binary task, otherwise ``(N, classes or labels)``.
 
-        Like all that a model says of a table it is computed in chunks of rows, so that what is needed besides the table
-        and the result does not grow with them.
+        As in every method that takes a table, rows are processed in chunks, so that the memory beside the table and the
+        result does not grow with them.
         """
         return np.concatenate(list(self._chunks(table)))
 
     def probabilities(self, table: Table) -> Floats:
-        """Calibrated probabilities: of the classes in order, ``(N, classes)``; multilabel: of each label."""
+        """Calibrated probabilities of the classes, ``(N, classes)``; multilabel: of each label."""
         return np.concatenate([self.probabilities_of(s) for s in self._chunks(table)])
 
     def decision(self, table: Table) -> Floats:
-        """How far each row is on the side of yes: `decide` says yes where it is at least 0.
+        """The margin of each decision: `decide` says yes if it is at least 0.
 
-        Binary ``(N,)`` and multilabel ``(N, labels)``: probability − threshold, whose sign floating-point numbers get
-        right to the last bit. Multiclass ``(N, classes)``: log p − offset, of which the largest decides.
+        Binary ``(N,)`` and multilabel ``(N, labels)``: probability − threshold, whose sign is exact in floating point.
+        Multiclass ``(N, classes)``: log p − offset, of which the largest decides.
         """
         return np.concatenate([self.decision_of(self.probabilities_of(s)) for s in self._chunks(table)])
 
     def decide(self, table: Table) -> NDArray[Any]:
-        """Yes or no for each row, or each row and label; multiclass: the place of the class, the first of equals."""
+        """Yes or no for each row, or each row and label; multiclass: the index of the class, the first among equals."""
         chunks = self._chunks(table)
         return np.concatenate([self.decide_of(self.decision_of(self.probabilities_of(s))) for s in chunks])
 
@@ -144,7 +144,7 @@ class Model:
             return probabilities[:, self.positive] - self.threshold
         if self.task == "multilabel":
             return probabilities - np.asarray(self.threshold)
-        with np.errstate(divide="ignore"):  # a class without a chance has −inf
+        with np.errstate(divide="ignore"):  # a class of probability 0 has −inf
             return np.log(probabilities) - np.asarray(self.threshold)
 
     def decide_of(self, decision: Floats) -> NDArray[Any]:
@@ -160,14 +160,14 @@ class Model:
         return self.classes[decided]
 
     def _chunks(self, table: Table) -> Iterator[Floats]:
-        """The scores of one chunk of rows after the other."""
+        """The scores of one chunk of rows after another."""
         rows = min(max(_CHUNK_NUMBERS // self.features.width, _CHUNK_ROWS[0]), _CHUNK_ROWS[1])
         for start in range(0, table.rows, rows):
             part = table.part(start, min(start + rows, table.rows))
             yield self._score(self.features.matrix(part))
 
     def rehearse(self) -> None:
-        """Score two rows of zeros: a ValueError if members, calibration and threshold do not go together."""
+        """Score two rows of zeros; raise a ValueError if members and calibration do not fit together."""
         scores = self._score(np.zeros((2, self.features.width), np.float32))
         found = np.shape(self.calibration.probabilities(scores))
         if found != scores.shape:
@@ -217,7 +217,7 @@ class Model:
                 f"a model needs members and a weight for each; got {len(self.members)} members and"
                 f" {len(self.weights)} weights."
             )
-        # a weight that is not a number fails the first comparison
+        # NaN fails the first comparison
         if not all(w >= 0 for w in self.weights) or not math.isclose(sum(self.weights), 1.0, abs_tol=1e-9):
             raise ValueError(f"the members' weights must be at least 0 and sum to 1; got {self.weights}.")
         for place, member in enumerate(self.members):
@@ -247,11 +247,11 @@ class Model:
 def mean_score(logits: Floats, weights: Floats, task: Task) -> Floats:
     """The score of an ensemble: the logit, or for several classes the logarithm, of its members' mean probability.
 
-    The mean is taken on logarithms, where a probability never rounds to 0 or 1: finite logits give a finite score.
+    It is computed from logarithms, where a probability never rounds to 0 or 1, so finite logits give a finite score.
 
     Args:
         logits: ``(n, N, K)``, of each member for each row; K = 1 for a binary task.
-        weights: ``(n,)``, which sum to 1.
+        weights: ``(n,)``, with a sum of 1.
         task: Multiclass logits go through a softmax over the last dimension, others through a sigmoid.
 
     Example:

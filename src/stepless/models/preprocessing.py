@@ -1,4 +1,4 @@
-"""`Features`: what turns the columns of a `Table` into the float32 matrix a net reads, as values that JSON can hold."""
+"""`Features`: the map of a `Table` to the float32 matrix that members read, which JSON can hold."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _VALUES_IN_FIT = 1 << 23
 
 @dataclass(frozen=True)
 class Features:
-    """How each column of a table is turned into columns of a float32 matrix; made by `fit_features`.
+    """The map of each column of a table to columns of a float32 matrix; made by `fit_features`.
 
     Args:
-        names: The names of the table's columns; None where it had none.
-        columns: What is done with each of them.
+        names: The names of the table's columns; None if it had none.
+        columns: The preprocessing of each column.
 
     Example:
         >>> from stepless.tables.frames import read_table
@@ -73,7 +73,7 @@ class Features:
 
     @property
     def width(self) -> int:
-        """How many columns the matrix has."""
+        """The number of columns of the matrix."""
         return sum(column.width for column in self.columns)
 
     @property
@@ -83,11 +83,11 @@ class Features:
         return tuple(title for name, column in zip(names, self.columns, strict=True) for title in column.titles(name))
 
     def check(self, table: Table, owner: str = "Features") -> None:
-        """Raise if a table's columns are not those of the fit, in scikit-learn's words; warn if one side has no names.
+        """Raise scikit-learn's errors unless a table has the fitted columns; warn if only one side has names.
 
         Args:
             table: The rows to predict.
-            owner: What the errors call the model.
+            owner: The name of the model in errors.
         """
         self._check_columns(table, owner)
         if table.names is None and self.names is not None:
@@ -98,23 +98,23 @@ class Features:
             warnings.warn(message, UserWarning, stacklevel=2)
 
     def matrix(self, table: Table) -> NDArray[np.float32]:
-        """The float32 matrix (rows, width) of a table; columns are checked as in `check`, without the warnings."""
+        """The float32 matrix (rows, width) of a table, which is checked as in `check`, without warnings."""
         self._check_columns(table, "Features")
         out = np.zeros((table.rows, self.width), dtype=np.float32)
         write = self._writer(table)
-        step = max(1, _VALUES_AT_ONCE // self.width)  # so that what is needed beside the matrix stays small
+        step = max(1, _VALUES_AT_ONCE // self.width)  # so that the memory beside the matrix stays small
         for start in range(0, table.rows, step):
             write(table.part(start, start + step), out[start : start + step])
         return out
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary that JSON holds without loss."""
+        """The features as a dictionary that JSON holds without loss."""
         names = None if self.names is None else list(self.names)
         return {"names": names, "columns": [column.to_json() for column in self.columns]}
 
     @classmethod
     def from_json(cls, value: Any) -> Features:
-        """The features that `to_json` wrote; anything else is a ValueError."""
+        """Read the features that `to_json` wrote; raise a ValueError for anything else."""
         entry = json_entry(value, "features", ("names", "columns"))
         names = entry["names"]
         if names is not None:
@@ -148,18 +148,18 @@ class Features:
 def fit_features(
     table: Table, sample_weight: Array | None = None, *, enabled: bool = True, max_levels: int = MAX_LEVELS
 ) -> Features:
-    """Learn from a table how to turn its like into a matrix.
+    """Fit the preprocessing of every column of a table.
 
-    Numbers are standardised, with a second part where values far off would merge the others, their missing values
-    filled with the median and, if there were any, flagged in a column of their own. Categories get a column for each of
-    their ``max_levels`` most frequent levels, missing one of its own, and the rest of the levels share one. A row of
-    weight k counts as k rows, one of weight 0 is not there.
+    Numbers are standardised, with a second part where far values would merge the others. Missing numbers are filled
+    with the median and, if there are any, flagged in a column of their own. Categories get a column for each of their
+    ``max_levels`` most frequent levels, one for all others, and one for missing. A row of weight k counts as k rows,
+    one of weight 0 as none.
 
     Args:
         table: The rows to learn from.
-        sample_weight: A weight a row.
-        enabled: False to take numbers as they are; then text and missing values are errors.
-        max_levels: How many levels of a category get a column of their own.
+        sample_weight: A weight for each row.
+        enabled: False to leave numbers unchanged; then text and missing values are errors.
+        max_levels: The most levels of a category with a column of their own.
 
     Example:
         >>> from stepless.tables.frames import read_table
@@ -190,15 +190,15 @@ def _weights(sample_weight: Array | None, rows: int) -> Array | None:
         return None
     weight = np.asarray(sample_weight, dtype=np.float64)
     if weight.shape != (rows,):
-        raise ValueError(f"sample_weight must have one weight a row, shape ({rows},); got shape {weight.shape}")
+        raise ValueError(f"sample_weight must have one weight per row, shape ({rows},); got shape {weight.shape}")
     if not np.isfinite(weight).all() or (weight < 0).any() or not weight.any():
         raise ValueError("sample_weight must be finite, not below 0, and above 0 somewhere")
-    # So that their sum is finite; by a power of 2, so that integers still add up without rounding.
+    # Scaled so that the sum is finite, by a power of 2 so that integers still add up without rounding.
     return np.ldexp(weight, -math.frexp(weight.max())[1])
 
 
 def _columns(table: Table) -> Iterator[Array]:
-    """The columns one by one; those of one array are gathered in groups, since each alone would read all of it."""
+    """The columns one by one; those of one array are copied in groups, since a copy of one reads the whole array."""
     if isinstance(table.data, tuple):
         yield from (table.column(i) for i in range(table.width))
         return

@@ -1,8 +1,8 @@
-"""From a file to rows of text: compression, encodings, delimiters and quotes, with errors that name the place.
+"""Files as rows of text: compression, encodings, delimiters and quotes, with errors that name the place.
 
-A file is read as a stream and never held whole, so that its size does not matter. What it is, is told by its first
-bytes and not by its name alone. Whatever is wrong with it is a `TableError`, a sentence with the file, the row and,
-where there is one, the column.
+A file is read as a stream and never held whole, so its size does not matter. Its first bytes say what it is, not its
+name alone. Whatever is wrong with it is a `TableError`, a sentence with the file, the row and, where there is one, the
+column.
 """
 
 from __future__ import annotations
@@ -21,23 +21,28 @@ import sys
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-#: How many characters a line may have, and a value: what is longer is a file that is no table, or a quote left open.
+#: The most characters of a line and of a value: anything longer is no table, or has a quote left open.
 _LONGEST_LINE = 1 << 26
 _LONGEST_VALUE = 1 << 20
-#: How much of a file is looked at to find its delimiter.
+#: How many bytes are buffered, all of which are looked at to find the delimiter.
 _HEAD = 1 << 16
 _DELIMITERS = ",\t;|"
-#: Of standard input so much is kept in memory, the rest in a temporary file.
+#: How many bytes of a pipe are kept in memory; more of them go to a temporary file.
 _SPOOLED = 1 << 26
-#: A byte that is no UTF-8, as Python's "surrogateescape" hands it on.
+_PARQUET = b"PAR1"
+#: A byte that does not decode, as Python's "surrogateescape" hands it on.
 _STRAY = re.compile("[\udc80-\udcff]")
 _SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
-_MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+#: Byte order marks; that of UTF-32 begins with that of UTF-16.
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
+}  # fmt: skip
 _DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error)
 
 
@@ -46,13 +51,13 @@ class TableError(ValueError):
 
 
 class Source:
-    """A table's file, or standard input (``-``), that can be opened from its beginning.
+    """A table's file, or standard input (``-``), which can be read from its beginning more than once.
 
     Args:
         path: The file.
-        delimiter: What stands between values; None to find it.
-        encoding: Of the text; None for UTF-8, or what the first bytes say.
-        once: Whether it is opened once only: then what comes through a pipe is not kept.
+        delimiter: What separates values; None to find it.
+        encoding: Of the text; None for UTF-8. A byte order mark goes before both.
+        once: Whether the rows are read once only: then a pipe is not kept.
     """
 
     def __init__(
@@ -64,12 +69,14 @@ class Source:
                 raise TableError(f"a delimiter is one character, such as ; or \\t; got {delimiter!r}.")
         if encoding is not None:
             try:
-                codecs.lookup(encoding)
-            except LookupError:
+                " ".encode(encoding).decode(encoding, "replace")  # Python also knows encodings that are not of text
+            except (LookupError, ValueError):
                 raise TableError(f"{encoding!r} is no encoding that is known; try utf-8 or latin-1.") from None
         self.path, self.delimiter, self.encoding = path, delimiter, encoding
         self.name = "standard input" if path == "-" else path
-        self._once, self._kept = once, None  # type: tuple[bool, IO[bytes] | None]
+        self._once = once
+        self._pipe: io.BufferedReader | None = None
+        self._kept: IO[bytes] | None = None
 
     @property
     def stem(self) -> str:
@@ -82,44 +89,36 @@ class Source:
     @property
     def is_parquet(self) -> bool:
         """Whether the file is Parquet, by its first bytes."""
-        if self.path == "-" and self._once:
-            # a pipe cannot go back, and Parquet begins at its end; so it is kept after all
-            head = sys.stdin.buffer.peek(4) if hasattr(sys.stdin.buffer, "peek") else b""
-            self._once = not head.startswith(b"PAR1")
-            if self._once:
-                return False
         with self.raw() as file:
-            return file.read(4) == b"PAR1"
+            return file.peek(4).startswith(_PARQUET)
 
-    def raw(self) -> Any:
-        """The bytes as they are, from the beginning."""
+    def raw(self) -> io.BufferedReader:
+        """The bytes of the file itself, from its beginning."""
+        if self._pipe is None:
+            try:
+                file: IO[bytes] = sys.stdin.buffer if self.path == "-" else open(self.path, "rb", _HEAD)  # noqa: SIM115 - returned
+                if self.path != "-" and stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    return file  # type: ignore[return-value]
+            except OSError as error:
+                raise self._unreadable(error) from None
+            self._pipe = _Unclosed(file, _HEAD)  # type: ignore[arg-type]
+            # Parquet begins at its end, so it is kept in any case
+            if not self._once or self._pipe.peek(4).startswith(_PARQUET):
+                self._kept = tempfile.SpooledTemporaryFile(_SPOOLED)  # noqa: SIM115 - kept until the source goes
+                shutil.copyfileobj(self._pipe, self._kept)
         if self._kept is not None:
             self._kept.seek(0)
-            return _Unclosed(self._kept)
-        try:
-            file: IO[bytes] = sys.stdin.buffer if self.path == "-" else open(self.path, "rb")  # noqa: SIM115 - returned
-            whole = self.path != "-" and stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-        except OSError as error:
-            raise self._unreadable(error) from None
-        if whole:
-            return file
-        if self._once:
-            return _Unclosed(file) if self.path == "-" else file
-        self._kept = tempfile.SpooledTemporaryFile(_SPOOLED)  # noqa: SIM115 - kept until the source goes
-        shutil.copyfileobj(file, self._kept)
-        return self.raw()
+            return _Unclosed(self._kept, _HEAD)  # type: ignore[arg-type]
+        return self._pipe
 
-    def stream(self) -> Any:
+    def stream(self) -> io.BufferedReader:
         """The bytes, decompressed."""
         file = self.raw()
-        buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)
-        opener = _opener(buffered.peek(6)[:6])
-        if opener is None:
-            return buffered
-        return io.BufferedReader(opener(buffered), _HEAD)
+        opener = _opener(file.peek(6))
+        return file if opener is None else io.BufferedReader(opener(file), _HEAD)
 
     def seekable(self) -> Any:
-        """What a reader that jumps about takes: the path, or what was kept of a pipe."""
+        """What a reader takes that jumps about: the path, or the kept bytes of a pipe."""
         with self.raw():
             return self.path if self._kept is None else self._kept
 
@@ -139,12 +138,12 @@ class Source:
 
 
 class Rows:
-    """The rows of a CSV or TSV file as lists of text, and where they stand in it.
+    """The rows of a CSV or TSV file as lists of text.
 
     Attributes:
         header: The columns' names.
         row: How many rows have been read, blank lines not counted.
-        delimiter: What stands between values.
+        delimiter: What separates values.
     """
 
     def __init__(self, source: Source) -> None:
@@ -157,31 +156,29 @@ class Rows:
             raise source.damaged(error) from None
         if not head:
             raise TableError(f"{source.name} is empty.")
-        encoding = next((name for mark, name in _MARKS if head.startswith(mark)), source.encoding or "utf-8")
-        self._lenient = encoding.replace("_", "-").lower() in ("utf-8", "utf-8-sig", "utf8")
-        self._encoding = encoding
-        errors = "surrogateescape" if self._lenient else "strict"
-        self.delimiter = source.delimiter or _sniff(head.decode(encoding, "replace"), source)
-        self._text = io.TextIOWrapper(stream, encoding, errors, newline="")
+        default = source.encoding or "utf-8"
+        self._encoding = next((name for mark, name in _MARKS.items() if head.startswith(mark)), default)
+        self.delimiter = source.delimiter or _sniff(head.decode(self._encoding, "replace"), source)
+        self._text = io.TextIOWrapper(stream, self._encoding, "surrogateescape", newline="")
         csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_VALUE))
         self._reader = csv.reader(self._lines(), delimiter=self.delimiter, strict=True, skipinitialspace=True)
         self.header = self._read_header()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._text.close()
 
     def chunks(self, rows: int) -> Iterator[tuple[int, list[list[str]]]]:
-        """So many rows at a time, with the number of the first (from 1)."""
+        """Read this many rows at a time, each time with the number of the first (from 1)."""
         width, blank = len(self.header), 0
         chunk: list[list[str]] = []
         first = 1
         for row in self._parsed():
+            if not row:
+                # a blank line is a missing value in a table of one column, unless nothing comes after it
+                blank += width == 1
+                continue
             if len(row) != width:
-                if not row:
-                    # in a table of one column it is a missing value, unless nothing comes after it
-                    blank += width == 1
-                    continue
                 raise self._ragged(row, width)
             chunk += [[""] for _ in range(blank)]
             chunk.append(row)
@@ -199,7 +196,10 @@ class Rows:
         except csv.Error as error:
             raise self._misquoted(str(error)) from None
         except UnicodeError as error:
-            raise TableError(f"{self._here()} is not {self._encoding}: {error}.") from None
+            # a multibyte encoding; the text is decoded ahead of the lines
+            raise TableError(
+                f"{self.source.name}, after line {self._line}, is not {self._encoding}: {error}."
+            ) from None
         except _DAMAGE as error:
             raise self.source.damaged(error) from None
 
@@ -210,11 +210,11 @@ class Rows:
                 raise TableError(f"{self.source.name} is a zip archive; unpack it, or compress the table with gzip.")
             if "\0" in line:
                 raise self._stray(line, line.index("\0"), "a NUL byte", "Remove it, or save the table as text anew.")
-            if not line.isascii() and self._lenient and (found := _STRAY.search(line)):
-                byte = f"a byte (0x{ord(found[0]) - 0xDC00:02x}) that is no UTF-8"
-                raise self._stray(
-                    line, found.start(), byte, "Save it as UTF-8, or name its encoding, as in --encoding latin-1."
-                )
+            if not line.isascii() and (found := _STRAY.search(line)):
+                encoding = self._encoding.upper().removesuffix("-SIG")
+                what = f"a byte (0x{ord(found[0]) - 0xDC00:02x}) that is no {encoding}"
+                fix = "Save it as UTF-8, or name its encoding, as in --encoding latin-1."
+                raise self._stray(line, found.start(), what, fix)
             if len(line) >= _LONGEST_LINE:
                 raise TableError(
                     f"{self._here()} has more than {_LONGEST_LINE:,} characters: this is no table of text."
@@ -264,7 +264,7 @@ class Rows:
 
 
 def checked_names(names: list[str], file: str) -> list[str]:
-    """Columns' names, if they differ and can be written down; a `TableError` otherwise."""
+    """The names of columns; raise a `TableError` unless they differ."""
     for name, times in Counter(names).items():
         if times > 1:
             places = [str(i) for i, other in enumerate(names, 1) if other == name]
@@ -274,9 +274,9 @@ def checked_names(names: list[str], file: str) -> list[str]:
 
 
 def _opener(head: bytes) -> Any:
-    """What decompresses a stream that begins so; None for one that is not compressed."""
+    """What decompresses a stream with these first bytes; None for one that is not compressed."""
     if head.startswith(b"\x1f\x8b"):
-        return lambda file: gzip.GzipFile(fileobj=file)
+        return lambda file: gzip.GzipFile(fileobj=file, mode="rb")
     if head.startswith(b"BZh"):
         return bz2.BZ2File
     if head.startswith(b"\xfd7zXZ\x00"):
@@ -295,16 +295,16 @@ def _zstd(file: IO[bytes]) -> Any:
 
 
 def _sniff(head: str, source: Source) -> str:
-    """The delimiter: a tab for .tsv, otherwise what divides the first lines into as many values each, and most of them.
+    """The delimiter: a tab for .tsv, otherwise the one that splits the first lines evenly and into the most values.
 
-    Quoted text is left out; of equals the comma comes first.
+    Quoted text is left out; among equals the comma comes first.
     """
     if re.search(r"\.(tsv|tab)(\.\w+)?$", source.path.lower()):
         return "\t"
     plain = re.sub(r'"(?:[^"]|"")*"', "", head)
     lines = [line for line in re.split(r"\r\n|\r|\n", plain) if line.strip()][:20]
     if len(head) >= _HEAD and len(lines) > 1:
-        lines.pop()  # it may be cut
+        lines.pop()  # it may be cut off
     if not lines:
         return ","
     counts = {mark: [line.count(mark) for line in lines] for mark in _DELIMITERS}
@@ -320,48 +320,38 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _near(name: str, known: list[str]) -> str:
-    import difflib  # noqa: PLC0415 - of use when something is wrong
-
-    found = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-    return f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
-
-
 def _near_file(path: Path, known: list[str]) -> str:
-    """The files that are called alike, or but for the suffix; that two end in .csv makes them no more alike."""
-    import difflib  # noqa: PLC0415 - of use when something is wrong
-
+    """Suggest the files with a similar name, whatever their suffixes: that two end in .csv makes them no more alike."""
     stems = {name: name.partition(".")[0].lower() for name in known}
-    wanted = path.name.partition(".")[0].lower()
-    near = set(difflib.get_close_matches(wanted, set(stems.values()), n=3, cutoff=0.7))
-    found = sorted(name for name, stem in stems.items() if stem in near and stem)[:3]
-    return f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
+    near = _matches(path.name.partition(".")[0].lower(), stems.values(), 0.7)
+    return _suggestion(sorted(name for name, stem in stems.items() if stem in near and stem)[:3])
 
 
 def did_you_mean(name: str, known: list[str]) -> str:
-    """The end of a sentence about a name that is not there: the nearest ones, or the first of all.
+    """The end of a sentence about a name that is not there: the nearest names, or else the first ones.
 
     >>> did_you_mean("inocme", ["age", "income"])
     " Did you mean 'income'?"
     """
     lowered = {other.lower(): other for other in known}
-    near = [lowered[name.lower()]] if name.lower() in lowered else []
-    if near:
-        return f" Did you mean {near[0]!r}?"
+    if name.lower() in lowered:
+        return _suggestion([lowered[name.lower()]])
     shown = ", ".join(map(repr, known[:8])) + ", …" * (len(known) > 8)
-    return _near(name, known) or f" The columns are {shown}."
+    return _suggestion(_matches(name, known, 0.6)) or f" The columns are {shown}."
 
 
-class _Unclosed(io.RawIOBase):
+def _matches(name: str, known: Iterable[str], cutoff: float) -> list[str]:
+    import difflib  # noqa: PLC0415 - needed only where something is wrong
+
+    return difflib.get_close_matches(name, list(dict.fromkeys(known)), n=3, cutoff=cutoff)
+
+
+def _suggestion(names: list[str]) -> str:
+    return f" Did you mean {' or '.join(map(repr, names))}?" if names else ""
+
+
+class _Unclosed(io.BufferedReader):
     """A stream that stays open when its reader is done with it."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read1(len(buffer)) if hasattr(self._file, "read1") else self._file.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+    def close(self) -> None:
+        pass

@@ -23,33 +23,32 @@ Kind: TypeAlias = Literal["number", "category"]
 Array: TypeAlias = NDArray[Any]
 
 _VALUES_AT_ONCE = 1 << 18
-_NUMBERS = "fiub"  # numpy's kinds of numbers: float, signed, unsigned, bool
+_NUMBERS = "fiub"  # the kinds of numpy types that are numbers: float, signed, unsigned, bool
 _DATES = (date, time, timedelta, np.datetime64, np.timedelta64)
-# What pandas and numpy put where a value is missing, told by name, since pandas need not be there.
+# The types of missing values in pandas and numpy; by name, since pandas need not be installed.
 _ABSENT = ("NoneType", "NAType", "NaTType", "MaskedConstant")
-# What pandas makes of cut columns and of months: categories, by the text they have.
+# Types of pandas that are categories by the text they print as: of cut columns, and of months.
 _NAMED = ("Interval", "Period")
 _RESHAPE = (
     "Reshape your data either using array.reshape(-1, 1) if your data has a single feature or array.reshape(1, -1) "
     "if it contains a single sample."
 )
-# Past 2^53 a float no longer holds every integer, so its digits would claim more than it knows.
-_WHOLE = 2.0**53
+# Beyond this a float no longer holds every integer, so writing it as one would claim digits it does not have.
+_LARGEST_WHOLE = 2.0**53
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows of a classifier's input, one column a feature; made by `read_table`.
+    """The rows of a classifier's input, with a column for each feature; made by `read_table`.
 
-    Arrays are kept as they were given, without a copy where that can be, so a change to the array is a change to the
-    table.
+    Arrays are not copied if that can be avoided, so a change to the array given is a change to the table.
 
     Args:
-        names: The columns' names; None where the input had none.
+        names: The columns' names; None if the input had none.
         kinds: For each column ``"number"`` or ``"category"``.
         rows: How many rows there are.
-        data: One 2-D array of numbers, or one array a column: numbers, or text in an object array with None for
-            missing. Numbers that floats would write otherwise are objects too.
+        data: One 2-D array of numbers, or one array for each column: numbers, or text in an object array with None for
+            missing. Numbers that would not be the same text as floats are in object arrays too.
 
     Example:
         >>> table = read_table([[1.5, "a"], [2.5, None]])
@@ -78,7 +77,7 @@ class Table:
         return _floats(values) if self.kinds[i] == "number" else values
 
     def text(self, i: int) -> Array:
-        """Column ``i`` as text whatever its kind, each value as it would be written whatever stands beside it."""
+        """Column ``i`` as text whatever its kind; the text of a value does not depend on the other values."""
         values = self._raw(i)
         return _texts(values.tolist(), self.label(i)) if self.kinds[i] == "number" else values
 
@@ -95,7 +94,7 @@ class Table:
         return self._rows_of(np.asarray(rows))
 
     def matrix(self) -> Array:
-        """All columns as one 2-D array of floats, without a copy if they were given as one; needs numbers alone."""
+        """All columns, which must be numbers, as one 2-D array of floats; not copied if they were given as one."""
         if isinstance(self.data, np.ndarray):
             return _floats(self.data)
         for i, kind in enumerate(self.kinds):
@@ -113,7 +112,7 @@ class Table:
 
 
 def column_label(names: Sequence[str] | None, i: int) -> str:
-    """What an error calls column ``i``: by its name if it has one.
+    """The words for column ``i`` in an error, with its name if it has one.
 
     Example:
         >>> column_label(["age"], 0), column_label(None, 0)
@@ -123,16 +122,16 @@ def column_label(names: Sequence[str] | None, i: int) -> str:
 
 
 def read_table(X: Any, *, what: str = "X") -> Table:
-    """Read rows of any kind as a `Table`: a numpy array, a frame of pandas, polars or pyarrow, a list of lists.
+    """Read a numpy array, a frame of pandas, polars or pyarrow, or a list of lists as a `Table`.
 
-    Text is a category, and so is whatever a frame's type calls one. A column of objects is one of numbers if it holds
-    numbers alone (also bool and Decimal), otherwise a category, its numbers written as text: 2 and 2.0 are both
-    ``"2"``. None, NaN, ``pandas.NA`` and masked values are missing. A column of objects that are all missing counts as
-    numbers. The same data give the same table whatever brings them, and a table is itself.
+    Text is a category, and so is any column of a categorical type. A column of objects holds numbers if all of them are
+    (bool and Decimal too), otherwise categories, its numbers written as text: 2 and 2.0 are both ``"2"``. None, NaN,
+    ``pandas.NA`` and masked values are missing. A column of objects that are all missing counts as numbers. The same
+    data give the same table whatever holds them. A table is returned as it is.
 
     Args:
         X: The rows.
-        what: What errors call them.
+        what: The name of the rows in errors.
 
     Example:
         >>> import pandas as pd
@@ -193,11 +192,11 @@ def _as_array(X: Any) -> Array:
         return np.ma.filled(X, np.nan)
     array = np.asarray(X)
     if array.dtype.kind in "US" and not hasattr(X, "dtype"):
-        # A list with some text in it has become text throughout: [1.5, "a"] would lose its number.
+        # numpy has turned the numbers of a list with some text, such as [1.5, "a"], into text.
         array = np.asarray(X, dtype=object)
     listed = isinstance(X, list | tuple) and array.ndim == 2 and array.dtype.kind in "fiu"
     if listed and _needs_objects(set(map(type, chain.from_iterable(X))), array):
-        # Likewise one of numbers has become one type throughout: [1.5, True] would lose its True.
+        # numpy has turned the bools and integers of a list with some floats, such as [1.5, True], into floats.
         array = np.asarray(X, dtype=object)
     return array
 
@@ -219,7 +218,7 @@ def _table(names: tuple[str, ...] | None, columns: Sequence[tuple[Kind, Array]])
 
 
 def _one_block(frame: nw.DataFrame[Any]) -> Array | None:
-    """The values of a pandas frame whose columns share a type of numpy's: pandas often keeps these as one array."""
+    """The values of a pandas frame whose columns share a numpy type, which pandas often keeps as one array."""
     if not frame.implementation.is_pandas():
         return None
     native = frame.to_native()
@@ -236,16 +235,16 @@ def _read_series(series: nw.Series[Any], label: str, what: str) -> tuple[Kind, A
         raise _date_error(label)
     if dtype.is_nested() or dtype == nw.Binary:
         raise _type_error(label, str(dtype))
-    # Narwhals calls a pandas column of objects text if its objects are text or missing, be they all missing.
+    # narwhals calls a pandas column of objects text if all of them are text or missing, even if all are missing.
     declared = getattr(series.to_native(), "dtype", None) != np.dtype(object)
     if dtype in (nw.Categorical, nw.Enum) or (dtype == nw.String and declared):
-        # As a list, since the array of a pyarrow dictionary comes without its missing values.
+        # As a list, since the array made of a pyarrow dictionary loses its missing values.
         return "category", _texts(series.to_list(), label)
     if dtype in (nw.Decimal, nw.Int128, nw.UInt128):
-        return _read_objects(_objects(series.to_list()), label, what)
+        return _read_objects(object_array(series.to_list()), label, what)
     values = series.to_numpy()
     if dtype.is_integer() and values.dtype.kind == "f" and _needs_objects({int}, values):
-        values = _objects(series.to_list())  # integers with missing ones among them came as floats
+        values = object_array(series.to_list())  # integers of which some are missing came as floats
     if values.dtype.kind == "c":
         raise _complex_error(values)
     if values.dtype.kind in _NUMBERS:
@@ -257,37 +256,43 @@ def _read_objects(values: Array, label: str, what: str) -> tuple[Kind, Array]:
     """A column of Python objects: numbers if there is nothing else, otherwise text."""
     types = set(map(type, values))
     for kind in types:
-        _check_type(kind, label, values)
+        if kind.__name__ not in _ABSENT and not issubclass(kind, str | Real | Decimal | np.bool_):
+            raise _unusable(kind, label, values)
     if any(issubclass(kind, str) for kind in types):
         return "category", _texts(values, label)
-    known = _objects([None if is_missing(value) else value for value in values])
+    known = object_array([None if is_missing(value) else value for value in values])
     try:
         numbers = _checked(_floats(known), what)
-    except OverflowError:  # an int beyond the floats
+    except OverflowError:  # an int too large for a float
         raise _infinity_error(what, np.dtype(np.float64)) from None
     return "number", known if _needs_objects(types, numbers) else numbers
 
 
 def _needs_objects(types: set[type], values: Array) -> bool:
-    """Whether numbers of these types say more than as floats or integers: True is not "1", nor are ids to be rounded.
+    """Whether numbers of these types would be other text as floats: True is not "1", and long ids would be rounded.
 
-    Where they stand for categories, their text must not depend on whether there is text among the rows beside them.
+    Where they are categories, their text must not depend on whether other rows of the column hold text.
     """
     if any(issubclass(kind, bool | np.bool_) for kind in types):
         return True
     if values.dtype.kind != "f" or not any(issubclass(kind, Integral) for kind in types):
         return False
-    return bool((np.abs(values) >= _WHOLE).any())
+    return bool((np.abs(values) >= _LARGEST_WHOLE).any())
 
 
-def _objects(values: Sequence[Any]) -> Array:
+def object_array(values: Sequence[Any]) -> Array:
+    """A 1-D array of objects, whatever they are.
+
+    >>> object_array(["a", None])
+    array(['a', None], dtype=object)
+    """
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array
 
 
 def _texts(values: Iterable[Any], label: str) -> Array:
-    return _objects([value if type(value) is str else _text(value, label) for value in values])
+    return object_array([value if type(value) is str else _text(value, label) for value in values])
 
 
 def _text(value: Any, label: str) -> str | None:
@@ -300,33 +305,32 @@ def _text(value: Any, label: str) -> str | None:
         return str(int(value))
     if isinstance(value, Real | Decimal):
         number = float(value)
-        return str(int(number)) if number.is_integer() and abs(number) <= _WHOLE else repr(number)
-    _check_type(type(value), label, value)
-    raise _type_error(label, type(value).__name__)
+        return str(int(number)) if number.is_integer() and abs(number) <= _LARGEST_WHOLE else repr(number)
+    raise _unusable(type(value), label, value)
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value is none: None, NaN, or what pandas and numpy put where one is missing."""
+    """Whether a value is missing: None, NaN, or what pandas and numpy have in their place."""
     if type(value).__name__ in _ABSENT:
         return True
-    if isinstance(value, Decimal):  # a signalling NaN may not be compared
+    if isinstance(value, Decimal):  # comparing a signalling NaN raises
         return value.is_nan()
-    return isinstance(value, Real) and value != value  # noqa: PLR0124 (so is NaN told)
+    return isinstance(value, Real) and value != value  # noqa: PLR0124 - true of NaN alone
 
 
 def _floats(values: Array) -> Array:
-    """As float32 or float64: itself where it is one of them already; objects as float64, their None as NaN."""
+    """The values as float32 or float64, not copied if they are one of these; None among objects becomes NaN."""
     if values.dtype.kind == "O":
         return values.astype(np.float64)
     return values.astype(np.result_type(values.dtype, np.float32), copy=False)
 
 
 def _checked(values: Array, what: str) -> Array:
-    """Numbers that are finite or missing, at most 64 bits wide."""
+    """Check that numbers are finite or missing, and narrow them to at most 64 bits."""
     if values.dtype.kind != "f":
         return values
     if values.dtype.itemsize > 8:
-        with np.errstate(over="ignore"):  # what overflows is infinite, which is then said
+        with np.errstate(over="ignore"):  # an overflow is infinite, which is checked next
             values = values.astype(np.float64)
     rows = max(1, _VALUES_AT_ONCE // max(1, values[:1].size))
     for start in range(0, len(values), rows):
@@ -354,14 +358,12 @@ def _names(columns: Sequence[Any]) -> tuple[str, ...] | None:
     return None
 
 
-def _check_type(kind: type, label: str, value: Any) -> None:
-    if kind.__name__ in _ABSENT or issubclass(kind, str | Real | Decimal | np.bool_):
-        return
+def _unusable(kind: type, label: str, value: Any) -> Exception:
     if issubclass(kind, _DATES) or kind.__name__ == "Period":
-        raise _date_error(label)
+        return _date_error(label)
     if issubclass(kind, Complex):
-        raise _complex_error(value)
-    raise _type_error(label, kind.__name__)
+        return _complex_error(value)
+    return _type_error(label, kind.__name__)
 
 
 def _type_error(label: str, got: str) -> TypeError:

@@ -1,4 +1,4 @@
-"""Parquet files in batches of rows, their columns as numbers or text; needs pyarrow."""
+"""Parquet files in batches of rows, with columns as numbers or text; needs pyarrow."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from stepless.extras import needs
 from stepless.tables.files import Source, TableError, checked_names
+from stepless.tables.frames import object_array
 
 with needs("reading Parquet needs pyarrow", "cli", "pyarrow"):
     import pyarrow as pa
@@ -17,29 +18,32 @@ with needs("reading Parquet needs pyarrow", "cli", "pyarrow"):
 
 Array = NDArray[Any]
 
-#: How many of each unit of time a second has.
-_TICKS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+_UNITS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
 
-def column_names(source: Source) -> list[str]:
-    """The names of a file's columns."""
-    return checked_names(list(_open(source).schema_arrow.names), source.name)
+def shape(source: Source) -> tuple[int, dict[str, bool]]:
+    """The number of a file's rows, and its columns: for each whether it holds integers, or true and false."""
+    file = _open(source)
+    names = checked_names(list(file.schema_arrow.names), source.name)
+    types = [t.value_type if pa.types.is_dictionary(t) else t for t in file.schema_arrow.types]
+    whole = [pa.types.is_integer(t) or pa.types.is_boolean(t) for t in types]
+    return file.metadata.num_rows, dict(zip(names, whole, strict=True))
 
 
 def batches(
     source: Source, names: Sequence[str], rows: int, as_text: Sequence[str] = ()
 ) -> Iterator[tuple[int, dict[str, Array], dict[str, Array]]]:
-    """So many rows at a time: the number of the first (from 1), some columns as what they are, and some as text.
+    """Read this many rows at a time: the number of the first (from 1), some columns by their type, and some as text.
 
-    Numbers are float64 with NaN for missing, and so are true and false, and durations in seconds; text, dates and times
-    are text in an object array with None for missing. As text, a number has the digits that the file has of it, and
-    true is True, as in the CSV of the same table.
+    By their type, numbers are float64 with NaN for missing, and so are true and false, and durations in seconds; text,
+    dates and times are text in an object array with None for missing. As text, a number has the digits it has in the
+    file, and true is True, as in the CSV of the same table.
 
     Args:
         source: The file.
-        names: The columns to read as what they are.
-        rows: How many at a time.
-        as_text: The columns to read as text; they may be among the others too.
+        names: The columns to read by their type.
+        rows: How many rows to read at a time.
+        as_text: The columns to read as text, which may be among the others too.
     """
     first = 1
     try:
@@ -64,33 +68,25 @@ def _decoded(column: Any) -> Any:
 
 
 def _plain(source: Source, name: str, column: Any) -> Array:
-    kind = column.type
-    if pa.types.is_null(kind):
-        return np.full(len(column), np.nan)
-    if pa.types.is_boolean(kind):
-        column = column.cast(pa.uint8())
-    if pa.types.is_boolean(kind) or (pa.types.is_primitive(kind) and not pa.types.is_temporal(kind)):
-        return np.asarray(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
-    if pa.types.is_decimal(kind):
-        return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
-    if pa.types.is_duration(kind):
-        ticks = column.cast(pa.int64()).cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        return np.asarray(ticks / _TICKS[kind.unit])
-    return _text(source, name, column)
+    kind, is_duration = column.type, pa.types.is_duration(column.type)
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    if not (is_number or is_duration or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
+        return _text(source, name, column)
+    if is_duration or pa.types.is_boolean(kind):  # which do not become floats at once
+        column = column.cast(pa.int64() if is_duration else pa.uint8())
+    values = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return np.asarray(values / _UNITS_PER_SECOND[kind.unit] if is_duration else values)
 
 
 def _text(source: Source, name: str, column: Any) -> Array:
     kind = column.type
-    values = np.empty(len(column), dtype=object)
     if pa.types.is_floating(kind):
-        # as numpy writes its own: a float32 in as few digits as tell it from others, which a float64 of it has not
-        values[:] = [None if np.isnan(v) else str(v) for v in column.to_numpy(zero_copy_only=False)]
-        return values
+        # as numpy writes them: a float32 in as few digits as identify it, fewer than the same number as float64 has
+        values = column.to_numpy(zero_copy_only=False)
+        return object_array([None if np.isnan(value) else str(value) for value in values])
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind):
-        values[:] = [None if v is None else str(v) for v in column.to_pylist()]
-        return values
+        return object_array([None if value is None else str(value) for value in column.to_pylist()])
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     if not text and not pa.types.is_temporal(kind) and not pa.types.is_decimal(kind):
         raise TableError(f"{source.name}, column {name!r} holds {kind}; a table has numbers and text.")
-    values[:] = column.cast(pa.string()).to_pylist()
-    return values
+    return object_array(column.cast(pa.string()).to_pylist())

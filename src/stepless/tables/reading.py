@@ -1,7 +1,7 @@
 """Tables from files: CSV, TSV and Parquet, compressed or not, whole for training and in chunks for predicting.
 
-What a column is, is told from all of its rows, and the same reader that fills a table for training reads the rows to
-predict, as what the model was trained on. A file of text is therefore read twice: once to tell, once to take.
+The kind of a column follows from all of its rows, so a file of text is read twice for training: once to find the kinds,
+once for the values. The same reader reads the rows to predict, with the kinds that the model was trained on.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from numpy.typing import NDArray
 
 from stepless.tables.cells import CellError, Guess, are_dates, formatted, numbers, words
 from stepless.tables.files import Rows, Source, TableError, did_you_mean
-from stepless.tables.frames import Kind, Table
+from stepless.tables.frames import Kind, Table, object_array
 
 Array = NDArray[Any]
 
-#: How many cells are taken at a time, and how many rows at most.
+#: The most cells and the most rows read at a time.
 _CELLS, _ROWS = 1 << 19, 1 << 15
-#: In a table of so many rows a category that differs in each of them is taken for a name of the row.
-_FEW = 50
+#: From this many rows on, a category that differs in each of them is taken for a name of the row.
+_ROWS_WITH_NAMES = 50
 
 
 @dataclass(frozen=True)
 class Described:
-    """A column as it was read, for people.
+    """A column as it was read, to be shown to the user.
 
     Attributes:
-        name: Of the column.
+        name: The column's name.
         kind: ``"number"`` or ``"category"``.
         missing: How many values are missing.
-        distinct: How many different ones there are.
-        note: What is worth knowing about it, or nothing.
+        distinct: How many distinct values there are.
+        note: What is worth knowing about it, or empty.
     """
 
     name: str
@@ -49,11 +49,12 @@ class Loaded:
     r"""A whole table.
 
     Attributes:
-        file: Its name.
-        stem: Its name without folder and suffixes.
+        file: The file's name.
+        stem: The same without folder and suffixes.
         columns: For each name, numbers with NaN for missing, or text with None for missing.
         rows: How many rows there are.
-        odd: For categories that were numbers but for one cell: the row, the cell, and how many numbers came with it.
+        odd: For columns of categories, the first cell that is no number: its row, its text, and how many numbers were
+            seen up to it.
         decimal_comma: Whether 1,5 is one and a half.
 
     Example:
@@ -79,21 +80,21 @@ class Loaded:
         return list(self.columns)
 
     def kind(self, name: str) -> Kind:
-        """What a column is."""
+        """The kind of a column."""
         return "category" if self.columns[name].dtype == object else "number"
 
     def column(self, name: str, purpose: str) -> Array:
-        """A column by its name; a `TableError` with the nearest name where there is none."""
+        """A column by its name; raise a `TableError` with the nearest name where there is none."""
         if name not in self.columns:
             raise TableError(f"{self.file} has no column {name!r} {purpose}.{did_you_mean(name, self.names)}")
         return self.columns[name]
 
     def table(self, names: Sequence[str]) -> Table:
-        """Some columns as what estimators take."""
+        """Some columns as the `Table` that estimators take."""
         return _table(self.columns, {name: self.kind(name) for name in names})
 
     def describe(self, names: Sequence[str] | None = None) -> list[Described]:
-        """What the columns are, and what is worth knowing about them."""
+        """Describe these columns, by default all."""
         return [self._describe(name) for name in (self.columns if names is None else names)]
 
     def _describe(self, name: str) -> Described:
@@ -117,7 +118,7 @@ class Loaded:
         return Described(name, kind, self.rows - len(there), len(distinct), note)
 
     def _names_rows(self, kind: Kind, values: Array, distinct: int) -> bool:
-        if distinct < self.rows or self.rows < _FEW:
+        if distinct < self.rows or self.rows < _ROWS_WITH_NAMES:
             return False
         return kind == "category" or bool((np.abs(np.diff(values)) == 1).all())
 
@@ -128,37 +129,37 @@ def load_table(source: Source, as_text: Sequence[str] = (), unread: Collection[s
     Args:
         source: The file.
         as_text: Columns that are categories whatever they hold, if the file has them.
-        unread: Columns of Parquet whose values nobody wants: they may be of types that a table has not.
+        unread: Columns of Parquet that nobody needs, so they may be of types that a table cannot hold.
     """
+    columns: dict[str, Array]
+    guesses: dict[str, Guess] = {}
     if source.is_parquet:
-        names = _parquet_names(source)
-        apart = [name for name in names if name in as_text and name not in unread]
+        from stepless.tables import parquet  # noqa: PLC0415 - needs pyarrow
+
+        rows, names = parquet.shape(source)
+        text = [name for name in names if name in as_text and name not in unread]
         others = [name for name in names if name not in as_text and name not in unread]
-        parts = [{**plain, **text} for _, plain, text in _batches(source, others, apart)]
-        for part in parts:
-            rows = len(next(iter(part.values())))
-            part.update({name: np.full(rows, None, object) for name in names if name in unread})
-        found = {name: np.concatenate([part[name] for part in parts]) for name in (names if parts else ())}
-        return _loaded(source, found, {})
-    guesses = _guess(source, as_text)
-    kinds = {name: guess.kind for name, guess in guesses.items()}
-    chunks = [columns for _, columns, _ in _text_chunks(source, kinds, ())]
-    columns = {name: np.concatenate([chunk[name] for chunk in chunks]) if chunks else np.empty(0) for name in kinds}
-    odd = {name: (*guess.odd, guess.found) for name, guess in guesses.items() if guess.odd is not None}
-    return _loaded(source, columns, odd, decimal_comma=any(guess.decimal_comma for guess in guesses.values()))
-
-
-def _loaded(
-    source: Source, columns: dict[str, Array], odd: Mapping[str, tuple[int, str, int]], *, decimal_comma: bool = False
-) -> Loaded:
-    rows = len(next(iter(columns.values()), ()))
+        parts = [{**plain, **as_is} for _, plain, as_is in parquet.batches(source, others, _rows_of(len(names)), text)]
+        columns = {name: np.full(rows, None, object) if name in unread else _joined(parts, name) for name in names}
+    else:
+        guesses = _guess(source, as_text)
+        kinds = {name: guess.kind for name, guess in guesses.items()}
+        parts = [part for part, _ in _text_chunks(source, kinds, ())]
+        columns = {name: _joined(parts, name) for name in kinds}
     if not columns:
         raise TableError(f"{source.name} has no columns.")
+    rows = len(next(iter(columns.values())))
     if rows == 0:
         raise TableError(f"{source.name} has a header and no rows.")
     for name, values in columns.items():
         _check_finite(source, values, name, 1)
+    odd = {name: (*guess.odd, guess.found) for name, guess in guesses.items() if guess.odd is not None}
+    decimal_comma = any(guess.decimal_comma for guess in guesses.values())
     return Loaded(source.name, source.stem, columns, rows, odd, decimal_comma)
+
+
+def _joined(parts: Sequence[Mapping[str, Array]], name: str) -> Array:
+    return np.concatenate([part[name] for part in parts]) if parts else np.empty(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,24 +171,33 @@ class Chunk:
 
 
 def read_chunks(source: Source, kinds: Mapping[str, Kind], keep: Sequence[str] = ()) -> Iterator[Chunk]:
-    """The rows of a table in chunks, in bounded memory, its columns read as what they are told to be.
+    """Read a table in chunks of rows, in bounded memory, with columns of given kinds.
 
-    Columns that are not asked for are passed over; their order does not matter.
+    Other columns are passed over; the order of columns does not matter.
 
     Args:
         source: The file.
-        kinds: The columns that are wanted, and what they are.
+        kinds: The columns to read, and their kinds.
         keep: Columns to hand on as text.
     """
-    if source.is_parquet:
-        _check_wanted(source, _parquet_names(source), [*kinds, *keep])
-        for first, plain, text in _batches(source, list(kinds), keep):
-            columns = {name: _typed(source, plain[name], name, kind, first) for name, kind in kinds.items()}
-            kept = {name: ["" if value is None else value for value in text[name]] for name in keep}
+    if not source.is_parquet:
+        for columns, kept in _text_chunks(source, kinds, keep):
             yield Chunk(_table(columns, kinds), kept)
         return
-    for _, columns, kept in _text_chunks(source, kinds, keep):
-        yield Chunk(_table(columns, kinds), kept)
+    from stepless.tables import parquet  # noqa: PLC0415 - needs pyarrow
+
+    _, there = parquet.shape(source)
+    _check_wanted(source, list(there), [*kinds, *keep])
+    # as floats, long integers would lose digits, and true would be 1
+    exact = [name for name, kind in kinds.items() if kind == "category" and there[name]]
+    others = [name for name in kinds if name not in exact]
+    step = _rows_of(len(kinds) + len(keep))
+    for first, plain, text in parquet.batches(source, others, step, [*exact, *keep]):
+        columns = {
+            name: text[name] if name in exact else _as_kind(source, plain[name], name, kind, first)
+            for name, kind in kinds.items()
+        }
+        yield Chunk(_table(columns, kinds), {name: ["" if v is None else v for v in text[name]] for name in keep})
 
 
 def _table(columns: Mapping[str, Array], kinds: Mapping[str, Kind]) -> Table:
@@ -211,17 +221,14 @@ def _check_wanted(source: Source, there: Sequence[str], wanted: Sequence[str]) -
 
 
 def _guess(source: Source, as_text: Sequence[str]) -> dict[str, Guess]:
-    """What the columns of a file of text are, from all rows."""
+    """Find the kinds of the columns of a file of text from all rows."""
     rows = Rows(source)
     try:
         comma = rows.delimiter == ";"
         guesses = {name: Guess(decimal_comma=comma, number=name not in as_text) for name in rows.header}
         for first, chunk in rows.chunks(_rows_of(len(rows.header))):
-            for (name, guess), cells in zip(guesses.items(), zip(*chunk, strict=True), strict=True):
-                try:
-                    guess.look(cells, first)
-                except CellError as error:
-                    raise _misplaced(source, first, name, error) from None
+            for guess, cells in zip(guesses.values(), zip(*chunk, strict=True), strict=True):
+                guess.look(cells, first)
     finally:
         rows.close()
     return guesses
@@ -229,7 +236,7 @@ def _guess(source: Source, as_text: Sequence[str]) -> dict[str, Guess]:
 
 def _text_chunks(
     source: Source, kinds: Mapping[str, Kind], keep: Sequence[str]
-) -> Iterator[tuple[int, dict[str, Array], dict[str, list[str]]]]:
+) -> Iterator[tuple[dict[str, Array], dict[str, list[str]]]]:
     rows = Rows(source)
     try:
         _check_wanted(source, rows.header, [*kinds, *keep])
@@ -240,23 +247,20 @@ def _text_chunks(
             for name, kind in kinds.items():
                 own = cells[places[name]]
                 try:
-                    values = numbers(own, decimal_comma=rows.delimiter == ";") if kind == "number" else _objects(own)
+                    columns[name] = (
+                        numbers(own, decimal_comma=rows.delimiter == ";")
+                        if kind == "number"
+                        else object_array(words(own))
+                    )
                 except CellError as error:
                     raise _misplaced(source, first, name, error) from None
-                columns[name] = values
-            yield first, columns, {name: list(cells[places[name]]) for name in keep}
+            yield columns, {name: list(cells[places[name]]) for name in keep}
     finally:
         rows.close()
 
 
 def _rows_of(width: int) -> int:
     return max(1, min(_ROWS, _CELLS // max(1, width)))
-
-
-def _objects(cells: Sequence[str]) -> Array:
-    values = np.empty(len(cells), dtype=object)
-    values[:] = words(cells)
-    return values
 
 
 def _misplaced(source: Source, first: int, name: str, error: CellError) -> TableError:
@@ -268,28 +272,14 @@ def _misplaced(source: Source, first: int, name: str, error: CellError) -> Table
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _parquet_names(source: Source) -> list[str]:
-    from stepless.tables.parquet import column_names  # noqa: PLC0415 - needs pyarrow
-
-    return column_names(source)
-
-
-def _batches(
-    source: Source, names: Sequence[str], as_text: Sequence[str]
-) -> Iterator[tuple[int, dict[str, Array], dict[str, Array]]]:
-    from stepless.tables.parquet import batches  # noqa: PLC0415 - needs pyarrow
-
-    return batches(source, names, _rows_of(len(names) + len(as_text)), as_text)
-
-
 def _check_finite(source: Source, values: Array, name: str, first: int) -> None:
     if values.dtype != object and np.isinf(values).any():
         row = first + int(np.flatnonzero(np.isinf(values))[0])
         raise TableError(f"{source.name}, row {row}, column {name!r} holds an infinite value, which is no number.")
 
 
-def _typed(source: Source, values: Array, name: str, kind: Kind, first: int) -> Array:
-    """A column as what a model takes it for; numbers that it takes for categories are written as text."""
+def _as_kind(source: Source, values: Array, name: str, kind: Kind, first: int) -> Array:
+    """A column as the kind that a model takes it for; numbers that are categories to it become text."""
     _check_finite(source, values, name, first)
     if kind == "number" and values.dtype == object:
         try:

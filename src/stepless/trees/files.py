@@ -1,9 +1,8 @@
-"""Whether the files of boosted trees are what their libraries write, looked at before a library reads them.
+"""Checks of the files of boosted trees, before their libraries read them.
 
-LightGBM, XGBoost and CatBoost read their own files with C++ that trusts them: a wrong number ends the process. So the
-shape of every tree is checked here first: as many numbers as there are nodes, each child after its parent and of one
-parent alone, each feature one that there is. CatBoost's format is binary and has a check of its own; what is seen to
-here is that all of it is there.
+LightGBM, XGBoost and CatBoost read their own files with C++ that trusts them: a wrong number can end the process. So
+the shape of every tree is checked first: an entry for each node, each child after its one parent, and no feature that
+does not exist. CatBoost's format is binary and checks itself; here only its length is checked.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-#: More leaves than the libraries grow.
+#: The most leaves of a tree.
 _MOST_LEAVES = 1 << 17
 _END = "\nend of trees\n"
 _INTEGER = re.compile(r"-?[0-9]{1,10}")
@@ -23,7 +22,7 @@ _RANGE = re.compile(r"none|\[[-+0-9.einf]{1,40}:[-+0-9.einf]{1,40}\]")
 _MONOTONE = re.compile(r"^monotone_constraints=.*\n", re.MULTILINE)
 _NAME = re.compile(r"Column_[0-9]{1,7}")
 
-#: The numbers of a LightGBM tree: of its splits, and of its leaves; True where they are whole.
+#: The entries of a LightGBM tree with a number for each split, and for each leaf; True for whole numbers.
 _OF_SPLITS = {
     "split_feature": True, "split_gain": False, "threshold": False, "decision_type": True, "left_child": True,
     "right_child": True, "internal_value": False, "internal_weight": False, "internal_count": True,
@@ -33,17 +32,17 @@ _OF_XGBOOST = (
     "left_children", "right_children", "parents", "split_indices", "split_conditions", "default_left", "base_weights",
     "loss_changes", "sum_hessian", "split_type",
 )  # fmt: skip
-#: What XGBoost calls the parent of the root.
+#: XGBoost's parent of the root.
 _NO_PARENT = 2**31 - 1
 
 
 def trimmed_lightgbm(text: str) -> str:
-    """What is needed of a LightGBM model: without the parameters it was trained with, at its end and in its head."""
+    """A LightGBM model without the parameters it was trained with, which stand at its end and in its head."""
     return _MONOTONE.sub("", text[: text.index(_END) + len(_END)], 1)
 
 
 def check_lightgbm(data: bytes, inputs: int, outputs: int) -> str:
-    """The text of a LightGBM model; a ValueError if it is none of this many inputs and outputs."""
+    """The text of a LightGBM model; raise a ValueError unless it has this many inputs and outputs."""
     text = data.decode("ascii")
     if not text.endswith(_END):
         raise ValueError("a model of LightGBM ends in 'end of trees'")
@@ -82,7 +81,7 @@ def _check_lightgbm_tree(block: str, place: int, inputs: int) -> None:
     if not 1 <= leaves <= _MOST_LEAVES:
         raise ValueError(f"a tree must have 1 to {_MOST_LEAVES} leaves; got {leaves}")
     _numbers(fields["shrinkage"], False, 1, "shrinkage")
-    if leaves == 1:  # a stump: some of its entries are written, some not
+    if leaves == 1:  # LightGBM writes only some entries of a tree without splits
         _numbers(fields["leaf_value"], False, 1, "leaf_value")
         for name, whole in {**_OF_SPLITS, **_OF_LEAVES}.items():
             _numbers(fields[name], whole, len(fields[name].split()), name)
@@ -97,14 +96,14 @@ def _check_lightgbm_tree(block: str, place: int, inputs: int) -> None:
     if not all(0 <= kind < 16 and kind % 2 == 0 for kind in values["decision_type"]):
         raise ValueError("a tree splits in a way that is not by size")
     pairs = list(zip(values["left_child"], values["right_child"], strict=True))
-    # leaf n is written −n − 1
+    # leaf n is written as −n − 1
     _check_children([[c if c >= 0 else leaves - 2 - c for c in pair] for pair in pairs], leaves - 1, 2 * leaves - 1)
     if any(c < -leaves for pair in pairs for c in pair) or any(c > leaves - 2 for pair in pairs for c in pair):
         raise ValueError("a tree has a child that is not there")
 
 
 def _check_children(pairs: Sequence[Sequence[int]], splits: int, nodes: int) -> None:
-    """Every node but the first is the child of one split, which is before it."""
+    """Check that every node but the first is the child of exactly one split, which comes before it."""
     children = [child for pair in pairs for child in pair]
     if sorted(children) != list(range(1, nodes)):
         raise ValueError("every node of a tree but its root must be the child of one other")
@@ -135,7 +134,7 @@ def _numbers(text: str, whole: bool, count: int, name: str) -> list[Any]:
 
 
 def check_xgboost(data: bytes, inputs: int, outputs: int) -> None:
-    """Raise a ValueError if this is no XGBoost model of this many inputs and outputs."""
+    """Raise a ValueError unless this is an XGBoost model of this many inputs and outputs."""
     try:
         document = json.loads(data)
         learner, version = document["learner"], document["version"]
@@ -205,6 +204,6 @@ def _check_xgboost_tree(tree: dict[str, Any], inputs: int) -> None:
 
 
 def check_catboost(data: bytes) -> None:
-    """Raise a ValueError unless this begins as a CatBoost model does, and is as long as it says."""
+    """Raise a ValueError unless this begins as a CatBoost model does, and has the length that it states."""
     if data[:4] != b"CBM1" or len(data) < 8 or struct.unpack("<I", data[4:8])[0] != len(data) - 8:
         raise ValueError("a model of CatBoost begins with 'CBM1' and its length")
