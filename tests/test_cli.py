@@ -17,10 +17,12 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv as arrow_csv
 from pyarrow import parquet as pq
+from rich.console import Console
 from typer.main import get_command
 
 import stepless as sl
 from stepless.cli import CONTESTANTS, app
+from stepless.commands.console import grid
 from stepless.comparing import contestants
 
 from .cli_runs import QUICK, run, write_table
@@ -151,7 +153,7 @@ def test_a_model_among_other_files_is_refused_before_it_is_fitted(tmp_path, monk
     def fail(*_, **__):
         raise AssertionError("fitted in vain")
 
-    monkeypatch.setattr(stepless.commands.models, "_fitted", fail)
+    monkeypatch.setattr(stepless.commands.models, "fit_contestant", fail)
     (tmp_path / "mine.txt").write_text("precious")
     said = bad(f"train data.csv --target y --out {tmp_path}")
     assert "holds other files than a model's. Choose a path that is new, empty, or a saved model." in said
@@ -369,7 +371,9 @@ def test_errors_name_options_and_no_arguments_of_python(tmp_path):
     assert "Resume with what it was begun with, or start anew without --resume." in said
     (tmp_path / "s.csv").write_text("a,b,c,target\n" + "1,0,0,a\n0,1,0,b\n0,0,1,c\n" * 3)
     said = bad(f"tune {tmp_path}/s.csv --score a,b,c --inputs scores")
-    assert "works on probabilities: say --inputs probabilities or --inputs logits." in said
+    assert "works on probabilities: pass --inputs probabilities or --inputs logits." in said
+    said = bad(f"compare data.csv --target y --average macro --out {tmp_path}/average")
+    assert "--average macro has no effect on a binary task" in said
 
 
 def test_what_was_found_stays_until_there_is_more(tmp_path):
@@ -405,7 +409,7 @@ def test_a_contestant_that_fails_is_told_below_the_table(tmp_path):
     )
     lines = said.stdout.splitlines()
     assert any(line.split() == ["SMOTE", "+", "cross-entropy", "failed"] for line in lines)
-    assert any(line.startswith("SMOTE + cross-entropy failed: SMOTE draws new rows") for line in lines)
+    assert any(line.startswith("SMOTE + cross-entropy failed: SMOTE makes new rows") for line in lines)
     assert "cannot tell: no other contestant could be fitted on every fold" in said.stdout
     assert "Caution: the answer rests on 2 folds" in said.stdout
 
@@ -642,3 +646,16 @@ def test_a_gain_of_less_is_told_in_words(tmp_path):
 def test_a_zip_archive_is_called_one(tmp_path):
     (tmp_path / "rows.csv").write_bytes(b"PK\x03\x04\x14\0\0\0")
     assert "is a zip archive; unpack it" in bad(f"compare {tmp_path / 'rows.csv'} --target y")
+
+
+def test_a_narrow_terminal_shows_fewer_columns_and_whole_words(monkeypatch):
+    console = Console(width=60, file=io.StringIO())
+    monkeypatch.setattr("stepless.commands.console.answers", lambda: console)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    row = ("cross-entropy + tuned threshold", "0.668", "0.336 to 1.000", "baseline", "54% / 21% / 24%", "0.21", "1.2 s")
+    heads = ("", "mean", "95 % interval", "difference", "better / same / worse", "threshold", "fit")
+    console.print(grid(heads, [row], spare=(6, 4, 5)))
+    lines = console.file.getvalue().splitlines()
+    assert lines[0].split() == ["mean", "95", "%", "interval", "difference", "threshold"]
+    assert [line.split()[0] for line in lines[1:]] == ["cross-entropy", "+", "threshold"]
+    assert max(map(len, lines)) <= 60

@@ -321,7 +321,7 @@ def test_a_bar_can_be_shown(capsys):
         ({"repeats": 0}, ValueError, "repeats must be a whole number from 1 up; got 0"),
         ({"seed": -1}, ValueError, "seed must be a whole number from 0 up; got -1"),
         ({"sample_weight": np.full(60, -1.0)}, ValueError, "sample_weight must be finite, nowhere below 0"),
-        ({"sample_weight": np.ones(3)}, ValueError, r"sample_weight must be one number a row, \(60,\); got \(3,\)"),
+        ({"sample_weight": np.ones(3)}, ValueError, r"sample_weight must be one number per row, \(60,\); got \(3,\)"),
         ({"groups": [1, 2]}, ValueError, r"groups must be one a row, \(60,\); got \(2,\)"),
         ({"feature_names": ["a"]}, ValueError, "feature_names must be 5 different names, one a column; got 1"),
         ({"progress": 3}, TypeError, "progress must be a function, True or None; got int"),
@@ -359,3 +359,10 @@ def test_rows_of_weight_0_are_none():
     assert whole.positive == part.positive == "b"
     assert (whole.verdict, whole.warnings, whole.n_rows) == (part.verdict, part.warnings, part.n_rows)
     assert [e.scores for e in whole.entries] == [e.scores for e in part.entries]
+
+
+def test_settings_may_be_numbers_of_numpy():
+    X, y = data(rows=60)
+    settings = {"folds": np.int64(2), "repeats": np.int32(1), "seed": np.int64(0), "jobs": np.int64(1)}
+    outcome = sl.compare(X, y, contestants=[], **settings)
+    assert (outcome.folds, outcome.jobs) == (2, 1)

@@ -1,7 +1,7 @@
 """The command line: `stepless demo | compare | train | predict | tune | metrics`.
 
-Commands are declared here and done elsewhere. What they need is imported when they are called, so that help comes at
-once and a first word before the libraries are loaded.
+Commands are declared here and implemented in `stepless.commands`, which is imported when a command is called, so that
+help and the first line of output do not wait for large libraries.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from stepless.commands.console import note, told, typer
+from stepless.commands.console import handled_errors, note, typer
 
 app = typer.Typer(
     name="stepless",
@@ -42,7 +42,7 @@ def _before(
     pass
 
 
-#: Here as text, since those who know them take a while to load.
+#: The keys of `stepless.comparing.contestants.CONTESTANTS`, whose import takes a while.
 CONTESTANTS = (
     "cross_entropy", "cross_entropy_tuned", "class_weighted", "metric", "cost_weighted", "automatic", "boosting_tuned",
     "boosting_metric", "smote",
@@ -101,16 +101,14 @@ Plots = Annotated[bool, typer.Option("--plots", help="Also draw the curves, as P
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """As `told`, with options in an error where its sentence names arguments of Python."""
-    with told():
+def _handled_errors() -> Iterator[None]:
+    """As `handled_errors`, but errors name options instead of arguments of Python."""
+    with handled_errors():
         try:
             yield
         except ValueError as error:
             from stepless.commands.asked import in_options  # noqa: PLC0415 - see above
 
-            if in_options(str(error)) == str(error):
-                raise
             raise ValueError(in_options(str(error))) from error
 
 
@@ -127,7 +125,7 @@ def demo(
     json: Json = False,
 ) -> None:
     """Run a comparison on a real, imbalanced table that ships with scikit-learn. It takes about a minute."""
-    with _told():
+    with _handled_errors():
         note("stepless demo: F1 on breast-cancer measurements, one in ten of them malignant")
         from stepless.commands.comparisons import Plan, run_demo  # noqa: PLC0415 - see above
 
@@ -173,7 +171,7 @@ def compare(
     Contestants are compared on rows they have not seen. The baseline is cross-entropy with a tuned threshold.
     The answer, a report and all results are written to a folder.
     """
-    with _told():
+    with _handled_errors():
         note(f"stepless compare: {metric} on {file}")
         from stepless.commands.asked import Asked, keys  # noqa: PLC0415 - see above
         from stepless.commands.comparisons import Plan, run_compare  # noqa: PLC0415
@@ -240,7 +238,7 @@ def train(
 
     The folder holds preprocessing, networks or trees, calibration and threshold, but no code.
     """
-    with _told():
+    with _handled_errors():
         if int(os.environ.get("RANK", "0")) == 0:
             note(f"stepless train: {before or file or ''}")
         from stepless.commands.asked import Asked  # noqa: PLC0415 - see above
@@ -274,7 +272,7 @@ def predict(
     encoding: Encoding = None,
 ) -> None:
     """Predict probability, decision and label of each row, for any number of rows in bounded memory."""
-    with _told():
+    with _handled_errors():
         note(f"stepless predict: {file}")
         from stepless.commands.asked import keys  # noqa: PLC0415 - see above
         from stepless.commands.models import run_predict  # noqa: PLC0415
@@ -319,7 +317,7 @@ def tune(
     json: Json = False,
 ) -> None:
     """Find the best threshold for the scores of any model, over every possible cut, with an interval."""
-    with _told():
+    with _handled_errors():
         note(f"stepless tune: {metric} on {file}")
         from stepless.commands.asked import Asked  # noqa: PLC0415 - see above
         from stepless.commands.scores import run_tune  # noqa: PLC0415
@@ -337,12 +335,12 @@ def metrics(
     json: Json = False,
 ) -> None:
     """List all metrics with their formulas, or describe one."""
-    with _told():
+    with _handled_errors():
         from stepless.commands.scores import run_metrics  # noqa: PLC0415 - see above
 
         run_metrics(name, json_too=json)
 
 
 def main() -> None:
-    """What the command `stepless` calls."""
+    """Run the command line."""
     app()

@@ -1,4 +1,4 @@
-"""`compare`: which way to make a classifier is best for a metric on given data, and whether it is worth the trouble."""
+"""`compare`: find out which way to make a classifier is best for a metric on given data."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def compare(
     scored = format_metric(resolved.name, metric_options)
     winner, verdict = reach_verdict(entries, BASELINE, rope, scored, rule.task, broken, doubts)
     verdict += _short_of(constraints, next(entry for entry in entries if entry.key == winner))
-    if rule.task == "binary":  # the same figures mean another thing where the other class is the positive one
+    if rule.task == "binary":  # without it the figures are ambiguous
         verdict += f" The positive class is {positive!r}, {100 * target.mean():.3g} % of the rows."
     return Outcome(
         metric=resolved.name,
@@ -190,16 +190,16 @@ def compare(
 
 
 def _short_of(constraints: Sequence[Constraint], shipped: Entry) -> str:
-    """What the verdict adds where the model it recommends does not meet the constraints in the mean."""
+    """Return what to add to a verdict whose recommended model violates a constraint on average."""
     return "".join(
         f" Its {constraint.metric.name} on rows not seen is {format_number(value)}, short of {constraint}."
-        for constraint, value in zip(constraints, shipped.constraints, strict=False)  # none where it failed
+        for constraint, value in zip(constraints, shipped.constraints, strict=False)  # empty if it failed
         if constraint.violation(value) > 0
     )
 
 
 def _settings(rule: Rule, positive: Any, folds: int, repeats: int, seed: int) -> dict[str, Any]:
-    """All that cells depend on, but for the data."""
+    """Everything that cells depend on, except the data."""
     metric = rule.resolved.name
     if callable(rule.metric):
         metric += " " + fingerprint([written(rule.metric)], [])[:16]
@@ -217,7 +217,7 @@ def _settings(rule: Rule, positive: Any, folds: int, repeats: int, seed: int) ->
 
 
 def _versions() -> dict[str, str]:
-    """Of all that contestants may compute with, whoever takes part: one more of them leaves a run the same."""
+    """Versions of all libraries that contestants may use, so that a resumed run may add contestants."""
     found = library_versions()
     for package in ("scikit-learn", "lightgbm", "imbalanced-learn"):
         with suppress(PackageNotFoundError):
@@ -227,7 +227,7 @@ def _versions() -> dict[str, str]:
 
 @contextmanager
 def _shown(progress: Any, total: int) -> Iterator[Callable[[Progress], object] | None]:
-    """What is told of each cell: the user's own function, a bar, or nothing."""
+    """Yield what to call for each finished cell: the user's function, a bar's, or None."""
     if progress is None or progress is False:
         yield None
         return

@@ -1,4 +1,4 @@
-"""`Outcome`: what `stepless.compare` found, as values: a table, a verdict, JSON, and the doors to report and plots."""
+"""`Outcome`, the result of `stepless.compare`: table, verdict, JSON, report and plots; and how it is displayed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from stepless.whole_files import write_whole
 Threshold = float | tuple[float, ...]
 
 FORMAT = "stepless comparison 1"
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class Progress(NamedTuple):
@@ -246,14 +245,17 @@ class Outcome:
         if missing:
             raise ValueError(f"{path} must hold a whole comparison; it lacks {', '.join(missing)}.")
         made = {name: held[name] for name in names}
-        made["entries"] = tuple(_read_entry(entry) for entry in held["entries"])
-        made["columns"] = tuple(Column(**column) for column in held["columns"])
-        for name in ("classes", "warnings"):
-            made[name] = tuple(held[name])
-        made["labels"] = None if held["labels"] is None else tuple(held["labels"])
-        made["target"] = np.array(held["target"], np.int64)
-        made["weight"] = None if held["weight"] is None else np.array(held["weight"], np.float64)
-        made["rope"], made["seconds"] = _number(held["rope"]), _number(held["seconds"])
+        try:
+            made["entries"] = tuple(_read_entry(entry) for entry in held["entries"])
+            made["columns"] = tuple(Column(**column) for column in held["columns"])
+            for name in ("classes", "warnings"):
+                made[name] = tuple(held[name])
+            made["labels"] = None if held["labels"] is None else tuple(held["labels"])
+            made["target"] = np.array(held["target"], np.int64)
+            made["weight"] = None if held["weight"] is None else np.array(held["weight"], np.float64)
+            made["rope"], made["seconds"] = float(held["rope"]), float(held["seconds"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} must hold a whole comparison; it is damaged ({error}).") from None
         return cls(**made)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
@@ -275,7 +277,7 @@ class Outcome:
 
 
 def format_number(value: float | None, digits: int = 3, *, sign: bool = False) -> str:
-    """A number for people; a dash where there is none.
+    """Format a number for display; None and NaN become a dash.
 
     Example:
         >>> format_number(-0.12345), format_number(0.5, 1, sign=True), format_number(None), format_number(math.inf)
@@ -289,7 +291,7 @@ def format_number(value: float | None, digits: int = 3, *, sign: bool = False) -
 
 
 def format_range(interval: tuple[float, float], digits: int = 3, *, sign: bool = False) -> str:
-    """An interval for people.
+    """Format an interval for display.
 
     >>> format_range((-0.1, 0.25))
     '−0.100 to 0.250'
@@ -298,7 +300,7 @@ def format_range(interval: tuple[float, float], digits: int = 3, *, sign: bool =
 
 
 def score_digits(rope: float, least: int = 3) -> int:
-    """How many decimals scores are shown in: so many, or more where smaller differences count.
+    """Return the number of decimals for scores: more than the least if the rope is smaller than they can show.
 
     >>> score_digits(0.01), score_digits(0.00003)
     (3, 6)
@@ -306,8 +308,17 @@ def score_digits(rope: float, least: int = 3) -> int:
     return max(least, min(12, 1 - math.floor(math.log10(rope)))) if 0 < rope < 1 else least
 
 
+def clip(text: str, length: int) -> str:
+    """Shorten a text to this length, with an ellipsis at the end.
+
+    >>> clip("threshold", 7)
+    'thresh…'
+    """
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
 def format_metric(name: str, options: Mapping[str, Any]) -> str:
-    """A metric with its options, for people.
+    """Format a metric with its options for display.
 
     >>> format_metric("f_beta", {"beta": 2})
     'f_beta (beta=2)'
@@ -317,7 +328,7 @@ def format_metric(name: str, options: Mapping[str, Any]) -> str:
 
 
 def format_threshold(threshold: Threshold | None, digits: int = 2) -> str:
-    """A threshold, or several, for people.
+    """Format one or several thresholds for display.
 
     Example:
         >>> format_threshold(0.2345), format_threshold((0.1, -2.0)), format_threshold(None)
@@ -336,7 +347,7 @@ def format_threshold(threshold: Threshold | None, digits: int = 2) -> str:
 
 
 def format_cut(value: float, digits: int = 2) -> str:
-    """Where scores are cut, for people: in more digits where a probability would be shown as 0 or 1.
+    """Format one threshold for display, with more digits if it would be shown as 0 or 1.
 
     >>> format_cut(0.2345), format_cut(0.00421), format_cut(0.99987), format_cut(-2.0)
     ('0.23', '0.0042', '0.99987', '−2.00')
@@ -360,49 +371,52 @@ def _row(entry: Entry, constraints: tuple[str, ...]) -> dict[str, Any]:
         "threshold": entry.threshold,
         "fit_seconds": entry.fit_seconds,
         "failed": entry.failed,
-        "constraints": dict(zip(constraints, entry.constraints, strict=False)),  # none where it failed
+        "constraints": dict(zip(constraints, entry.constraints, strict=False)),  # empty if it failed
         **dict(zip(names, values, strict=True)),
     }
 
 
 def difference_word(outcome: Outcome) -> str:
-    """What the differences from the baseline are called: more of them is better, though less of the metric may be."""
+    """Return the heading of differences from the baseline: positive is better, even if less of the metric is."""
     return "difference" if outcome.maximize else "gain"
 
 
-def format_difference(outcome: Outcome, entry: Entry, digits: int) -> str:
-    """What a contestant differs from the baseline by, for people; of itself, that it is the baseline."""
-    if entry.key == outcome.baseline:
-        return "baseline"
-    return "" if entry.difference is None else format_number(entry.difference.mean, digits, sign=True)
+def format_rows(outcome: Outcome, digits: int) -> list[tuple[str, ...]]:
+    """Return one row of texts per contestant: name, mean, interval, difference, odds, constraints, threshold, fit time.
+
+    Args:
+        outcome: The result of `stepless.compare`.
+        digits: Decimals of the scores.
+    """
+    rows = []
+    for entry in outcome.entries:
+        if entry.failed is not None:
+            rows.append((entry.name, "failed", *[""] * (5 + len(outcome.constraints))))
+            continue
+        gap = entry.difference
+        difference = "" if gap is None else format_number(gap.mean, digits, sign=True)
+        rows.append((
+            entry.name,
+            format_number(entry.mean, digits),
+            format_range(entry.interval, digits),
+            "baseline" if entry.key == outcome.baseline else difference,
+            "" if gap is None else f"{gap.better:.0%} / {gap.same:.0%} / {gap.worse:.0%}",
+            *(format_number(value, digits) for value in entry.constraints),
+            format_threshold(entry.threshold),
+            f"{entry.fit_seconds:.1f} s",
+        ))  # fmt: skip
+    return rows
 
 
 def _text_table(outcome: Outcome) -> list[str]:
-    metric = format_metric(outcome.metric, outcome.metric_options)[:40]
-    head = ("contestant", metric, "95 %", difference_word(outcome), "better", *outcome.constraints, "threshold", "fit")
-    digits = score_digits(outcome.rope, 4)
-    rows = [head]
-    for entry in outcome.entries:
-        if entry.failed is not None:
-            rows.append((entry.name, "failed", entry.failed, *[""] * (len(head) - 3)))
-            continue
-        gap = entry.difference
-        rows.append(
-            (
-                entry.name,
-                format_number(entry.mean, digits),
-                format_range(entry.interval, digits),
-                format_difference(outcome, entry, digits),
-                "" if gap is None else f"{gap.better:.0%}",
-                *(format_number(value, 4) for value in entry.constraints),
-                format_threshold(entry.threshold),
-                f"{entry.fit_seconds:.2f} s",
-            )
-        )
-    whole = [row for row in rows if row[1] != "failed"]
-    widths = [max(len(row[i]) for row in whole) for i in range(len(head))]
-    widths[0] = max(len(row[0]) for row in rows)
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    metric = clip(format_metric(outcome.metric, outcome.metric_options), 40)
+    odds = "better / same / worse"
+    head = ("contestant", metric, "95 %", difference_word(outcome), odds, *outcome.constraints, "threshold", "fit")
+    rows = [head, *format_rows(outcome, score_digits(outcome.rope, 4))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    errors = ["", *(f"  {entry.failed}" if entry.failed is not None else "" for entry in outcome.entries)]
+    return [line + error for line, error in zip(lines, errors, strict=True)]
 
 
 def _to_json(value: Any) -> Any:
@@ -419,42 +433,18 @@ def _to_json(value: Any) -> Any:
     return value if value is None or isinstance(value, str | bool | int | float) else str(value)
 
 
-def _number(value: Any) -> float:
-    return _NOT_FINITE[value] if isinstance(value, str) else float(value)
-
-
-def _threshold(value: Any) -> Threshold:
-    return tuple(map(_number, value)) if isinstance(value, list) else _number(value)
-
-
-def _array(value: Any) -> NDArray[np.float64]:
-    # NumPy reads the texts of numbers that are not finite as they are meant
-    return np.array(value, dtype=np.float64)
-
-
-def _pair(value: Any) -> tuple[float, float]:
-    low, high = map(_number, value)
-    return low, high
-
-
 def _read_entry(held: dict[str, Any]) -> Entry:
-    gap = held["difference"]
-    return Entry(
-        key=held["key"],
-        name=held["name"],
-        scores=tuple(map(_number, held["scores"])),
-        mean=_number(held["mean"]),
-        interval=_pair(held["interval"]),
-        fit_seconds=_number(held["fit_seconds"]),
-        thresholds=tuple(map(_threshold, held["thresholds"])),
-        threshold=None if held["threshold"] is None else _threshold(held["threshold"]),
-        difference=None
-        if gap is None
-        else Difference(
-            _number(gap["mean"]), _pair(gap["interval"]), *(_number(gap[k]) for k in ("better", "same", "worse"))
-        ),
-        probabilities=_array(held["probabilities"]),
-        raw=None if held["raw"] is None else _array(held["raw"]),
-        failed=held["failed"],
-        constraints=tuple(map(_number, held["constraints"])),
-    )
+    texts, arrays = ("key", "name", "failed"), ("probabilities", "raw")
+    made = {name: value if name in (*texts, *arrays) else _read_numbers(value) for name, value in held.items()}
+    for name in arrays:  # NumPy reads the texts NaN, Infinity and -Infinity as numbers, as `float` does
+        made[name] = None if held[name] is None else np.array(held[name], np.float64)
+    made["difference"] = None if held["difference"] is None else Difference(**made["difference"])
+    return Entry(**made)
+
+
+def _read_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _read_numbers(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return tuple(map(_read_numbers, value))
+    return None if value is None else float(value)

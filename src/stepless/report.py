@@ -1,7 +1,7 @@
-"""The report of a comparison: one HTML file that holds everything it needs, and asks no network for anything.
+"""The report of a comparison: one self-contained HTML file that needs no network.
 
-What the data say (names of columns, classes, contestants) reaches the page in two ways, and is text in both: as HTML it
-is escaped, and as JSON no ``<`` survives. Scripts run only if their hash is in the page's own policy.
+Names from the data (columns, classes) are always text: they are escaped in HTML, and JSON inside the page contains no
+``<``. Scripts run only if their hash is in the page's content security policy.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from stepless.outcome import (
     Entry,
     Outcome,
+    clip,
     difference_word,
     format_number,
     format_range,
@@ -32,7 +33,9 @@ from stepless.whole_files import write_whole
 
 _MOST_COLUMNS = 200
 _MOST_WARNINGS = 30
-_COLOURS = 8
+_LONGEST_TEXT = 1000
+_COLOURS = 8  # k0 to k7 in style.css
+_NUMERIC, _NUMBER = {1, 2, 3, 5, 6}, " class=number"  # columns of the table of contestants
 
 
 def write_report(outcome: Outcome, path: str | os.PathLike[str]) -> None:
@@ -80,7 +83,7 @@ def render_report(outcome: Outcome) -> str:
 
 
 def embedded(held: object) -> str:
-    r"""JSON that may stand inside a script element: no text in it can end the element or open another.
+    r"""Return JSON for a script element, which no text in it can end.
 
     >>> embedded({"name": "</script>"})
     '{"name":"\\u003c/script>"}'
@@ -98,7 +101,7 @@ def _hash(text: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The parts that need no script
+# The parts without a script
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -107,8 +110,8 @@ def _seconds(seconds: float) -> str:
 
 
 def _verdict(text: str) -> str:
-    """The verdict, its first words (yes, no, cannot tell) the strongest."""
-    text = _cut(text[:1].upper() + text[1:])
+    """The verdict as HTML, with its answer (yes, no, cannot tell) emphasised."""
+    text = clip(text[:1].upper() + text[1:], _LONGEST_TEXT)
     answer, colon, reason = text.partition(": ")
     if not colon or len(answer) > 40:
         return f"<strong>{escape(text)}</strong>"
@@ -155,23 +158,19 @@ def _tiles(outcome: Outcome) -> str:
 def _warnings(outcome: Outcome) -> str:
     if not outcome.warnings:
         return ""
-    told = list(outcome.warnings[:_MOST_WARNINGS])
-    if len(outcome.warnings) > len(told):
-        told.append(f"and {len(outcome.warnings) - len(told)} more")
-    lines = "".join(f"<li><b>Caution:</b> {escape(_cut(text))}</li>" for text in told)
+    texts = list(outcome.warnings[:_MOST_WARNINGS])
+    if len(outcome.warnings) > len(texts):
+        texts.append(f"and {len(outcome.warnings) - len(texts)} more")
+    lines = "".join(f"<li><b>Caution:</b> {escape(clip(text, _LONGEST_TEXT))}</li>" for text in texts)
     return f'<ul class="cautions" aria-label="Warnings">{lines}</ul>'
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 1000 else text[:999] + "…"
 
 
 def _comparison_note(outcome: Outcome) -> str:
     times = f"{outcome.folds} folds" + (f", repeated {outcome.repeats} times" if outcome.repeats > 1 else "")
-    turned = "" if outcome.maximize else " Less is better; differences are turned so that more is better."
+    direction = "" if outcome.maximize else " Less is better; a positive gain is an improvement."
     return (
         f"Mean over {times}, with its 95 % interval; each small dot is a fold. Two contestants count as the same within"
-        f" {outcome.rope:g} (Bayesian correlated t-test).{turned}"
+        f" {outcome.rope:g} (Bayesian correlated t-test).{direction}"
     )
 
 
@@ -187,12 +186,9 @@ def _table(outcome: Outcome) -> str:
         kind,
         "fit of a fold",
     )
-    numeric = (False, True, True, True, False, True, True)
-    head = "".join(
-        f'<th scope="col"{" class=number" if n else ""}>{title}</th>' for title, n in zip(heads, numeric, strict=True)
-    )
-    places = {id(entry): i for i, entry in enumerate(shown(outcome))}
-    rows = "".join(_row(outcome, entry, i, places.get(id(entry)), heads) for i, entry in enumerate(outcome.entries))
+    head = "".join(f'<th scope="col"{_NUMBER if i in _NUMERIC else ""}>{title}</th>' for i, title in enumerate(heads))
+    colours = {entry.key: i for i, entry in enumerate(shown(outcome))}
+    rows = "".join(_row(outcome, entry, i, colours.get(entry.key), heads) for i, entry in enumerate(outcome.entries))
     return f'<table class="contest"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
@@ -205,7 +201,7 @@ def _row(outcome: Outcome, entry: Entry, rank: int, colour: int | None, heads: t
         f'<span class="swatch{dot}" aria-hidden="true"></span><span>{escape(short(entry.name))}{tag}</span></span></th>'
     )
     if entry.failed is not None:
-        return f'<tr class="failed">{name}<td colspan="6">failed: {escape(_cut(entry.failed))}</td></tr>'
+        return f'<tr class="failed">{name}<td colspan="6">failed: {escape(clip(entry.failed, _LONGEST_TEXT))}</td></tr>'
     gap, digits = entry.difference, score_digits(outcome.rope)
     cells = (
         format_number(entry.mean, max(4, digits)),
@@ -215,12 +211,10 @@ def _row(outcome: Outcome, entry: Entry, rank: int, colour: int | None, heads: t
         escape(format_threshold(entry.threshold, 3)) or "–",
         _seconds(entry.fit_seconds),
     )
-    classes = ("number", "number", "number", "", "number", "number")
-    told = "".join(
-        f'<td{f" class={kind}" if kind else ""} data-title="{title}">{cell}</td>'
-        for cell, kind, title in zip(cells, classes, heads[1:], strict=True)
+    columns = "".join(
+        f'<td{_NUMBER if i in _NUMERIC else ""} data-title="{heads[i]}">{cell}</td>' for i, cell in enumerate(cells, 1)
     )
-    return f"<tr{' class=winner' if 'winner' in tags else ''}>{name}{told}</tr>"
+    return f"<tr{' class=winner' if 'winner' in tags else ''}>{name}{columns}</tr>"
 
 
 def _odds(better: float, same: float, worse: float) -> str:
@@ -238,20 +232,20 @@ def _odds(better: float, same: float, worse: float) -> str:
 def _columns(outcome: Outcome) -> str:
     if not outcome.columns:
         return '<p class="note">No columns were recorded.</p>'
-    told = outcome.columns[:_MOST_COLUMNS]
+    listed = outcome.columns[:_MOST_COLUMNS]
     rows = "".join(
         f'<tr><th scope="row">{escape(short(c.name))}</th><td>{escape(short(c.kind))}</td>'
         f'<td class="number">{c.missing:,}</td><td class="number">{c.distinct:,}</td></tr>'
-        for c in told
+        for c in listed
     )
     head = (
         '<thead><tr><th scope="col">column</th><th scope="col">read as</th><th scope="col" class="number">missing</th>'
         '<th scope="col" class="number">distinct</th></tr></thead>'
     )
-    rest = len(outcome.columns) - len(told)
+    rest = len(outcome.columns) - len(listed)
     more = f'<p class="note">And {rest:,} more columns.</p>' if rest else ""
     table = f"<table>{head}<tbody>{rows}</tbody></table>{more}"
-    if len(told) <= 25:
+    if len(listed) <= 25:
         return table
     return f"<details><summary>{len(outcome.columns):,} columns</summary>{table}</details>"
 
@@ -266,11 +260,13 @@ def _settings(outcome: Outcome) -> str:
         "folds": str(outcome.folds),
         "repeats": str(outcome.repeats),
         "seed": str(outcome.seed),
-        "weights": "" if outcome.weight is None else "one a row",
+        "weights": "" if outcome.weight is None else "one per row",
         "same within": f"{outcome.rope:g}",
         "contestants": ", ".join(entry.key for entry in outcome.entries),
         "jobs": str(outcome.jobs),
         "time": _seconds(outcome.seconds),
         "versions": ", ".join(f"{name} {version}" for name, version in outcome.versions.items()),
     }
-    return "".join(f"<dt>{escape(name)}</dt><dd>{escape(_cut(text))}</dd>" for name, text in facts.items() if text)
+    return "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(clip(text, _LONGEST_TEXT))}</dd>" for name, text in facts.items() if text
+    )

@@ -38,9 +38,9 @@ def test_columns_are_described():
 def test_few_rows_of_a_class(clean):
     frame, _ = clean
     (said,) = cautions(frame, np.arange(400) < 12)
-    assert said.startswith("class 'yes' has 12 rows, 2 or 3 a fold: one row more or less")
+    assert said.startswith("class 'yes' has 12 rows, 2 or 3 a fold: a single row changes")
     (said,) = cautions(frame[:80], np.arange(80) < 39)
-    assert said.startswith("class 'yes' has 39 rows, 7 or 8 a fold (and 1 more has fewer than 50): one row")
+    assert said.startswith("class 'yes' has 39 rows, 7 or 8 a fold (and 1 more has fewer than 50): a single row")
 
 
 def test_a_fold_without_a_class(clean):
@@ -141,9 +141,9 @@ def test_a_category_of_many_values_is_a_group(clean):
 def test_a_column_of_names_for_rows(clean):
     frame, y = clean
     (said,) = cautions(frame.assign(code=[f"c{i}" for i in range(400)]), y)
-    assert said == "column 'code' has a different value in every row, and can only be learned by heart; drop it."
+    assert said == "column 'code' has a different value in every row, and can only be memorised; drop it."
     (said,) = cautions(frame.assign(code=[f"c{i}" for i in range(400)], name=[f"n{i}" for i in range(400)]), y)
-    assert said.endswith("a different value in every row, and can only be learned by heart; drop them.")
+    assert said.endswith("a different value in every row, and can only be memorised; drop them.")
 
 
 @pytest.mark.parametrize("name", ["column 1", "age"])
@@ -151,7 +151,7 @@ def test_a_column_that_counts_the_rows_is_seen_whatever_its_name(clean, name):
     frame, y = clean
     counted = frame.drop(columns="age").assign(**{name: np.arange(400) + 17})
     assert cautions(counted, y) == [
-        f"column {name!r} has a different value in every row, and can only be learned by heart; drop it."
+        f"column {name!r} has a different value in every row, and can only be memorised; drop it."
     ]
     counted[name] = np.random.default_rng(0).permutation(400)
     assert cautions(counted, y) == []
@@ -211,7 +211,7 @@ def test_numbers_with_a_stray_text_are_no_names(clean):
 def test_names_that_have_digits_are_no_formatted_numbers(clean, write):
     frame, y = clean
     (said,) = cautions(frame.assign(code=[write.format(i) for i in range(400)]), y)
-    assert said == "column 'code' has a different value in every row, and can only be learned by heart; drop it."
+    assert said == "column 'code' has a different value in every row, and can only be memorised; drop it."
 
 
 def test_equal_rows_in_different_folds(clean):
@@ -219,7 +219,7 @@ def test_equal_rows_in_different_folds(clean):
     doubled = pd.concat([frame, frame[:100]], ignore_index=True)
     (said,) = cautions(doubled, np.concatenate([y, y[:100]]))
     assert "rows" in said
-    assert "have an equal one, target and all, in another fold" in said
+    assert "have a duplicate, target included, in another fold" in said
 
 
 def test_equal_rows_of_another_class_are_not_equal(clean):

@@ -90,7 +90,7 @@ def test_smote_trains_on_more_rows_and_refuses_weights():
         fit_contestant(k, Aim("binary"), X, y).predict_proba(X)[:, 1].mean() for k in ("cross_entropy", "smote")
     )
     assert more > plain
-    with pytest.raises(ValueError, match="SMOTE draws new rows between old ones, and knows no weight for them"):
+    with pytest.raises(ValueError, match="SMOTE makes new rows, for which there are no weights"):
         fit_contestant("smote", Aim("binary"), X, y, np.ones(len(y)))
 
 

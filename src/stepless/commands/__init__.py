@@ -1,1 +1,1 @@
-"""The commands of the command line."""
+"""The commands of the command line, which `stepless.cli` declares."""

@@ -1,9 +1,10 @@
-"""What a command was asked: the table, the target, the metric; as options say it, and as a folder keeps it."""
+"""What a command is asked: table, target and metric, from its options or from the folder of a comparison."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,36 +18,37 @@ from stepless.ranking import find_ranking
 from stepless.tables.files import Source, TableError
 from stepless.whole_files import write_whole
 
-#: What a folder of `stepless compare` holds: how it was asked for, what was found, the report, and the fits.
+#: What a folder of `stepless compare` holds: the options, the outcome, the report, and the finished fits.
 SETTINGS, COMPARISON, REPORT, CELLS = "settings.json", "comparison.json", "report.html", "cells"
-#: What errors tell those who call from Python, and what the command line has in its place.
+#: Advice in errors for callers from Python, and its equivalent on the command line.
 _IN_OPTIONS = {
     "start anew with resume=False": "start anew without --resume",
     "give more rows, or lower n_members": "give more rows",
-    "pass inputs='probabilities' or inputs='logits'": "say --inputs probabilities or --inputs logits",
+    "pos_label=": "positive=",
 }
+_ARGUMENT = re.compile(r"""\b(address|average|backend|inputs|positive|task)=(['"])(.*?)\2""")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user wants to know about a table; everything that `stepless train` needs to know again.
+    """The options that say what a model is for; a comparison stores them for `stepless train`.
 
     Attributes:
         file: The table.
         target: The column to predict, or several with commas.
         metric: A name or a formula.
-        options: Of the metric.
-        minimize: Whether less of a formula is better.
+        options: Options of the metric, such as ``beta=2``.
+        minimize: Whether smaller values of a formula are better.
         subject_to: Constraints.
         average: How classes or labels are averaged.
         positive: The positive class.
         weight: The column of weights.
         groups: The column of groups.
         drop: Columns to leave out.
-        task: What the user says it is.
-        delimiter: Of the file.
-        encoding: Of the file.
-        seed: Of all chance.
+        task: The task that the target must be; None for any.
+        delimiter: Delimiter of the file.
+        encoding: Encoding of the file.
+        seed: Seed of all random numbers.
     """
 
     file: str
@@ -66,7 +68,7 @@ class Asked:
     seed: int = 0
 
     def read(self) -> Problem:
-        """The table, taken apart."""
+        """Read the table and split it into features, target, weights and groups."""
         return read_problem(
             Source(self.file, delimiter=self.delimiter, encoding=self.encoding), self.target, positive=self.positive,
             weight=self.weight, groups=self.groups, drop=self.drop, task=self.task,
@@ -74,7 +76,7 @@ class Asked:
 
     @property
     def metric_options(self) -> dict[str, Any]:
-        """The metric's options by name: of ``beta=2``, the number 2."""
+        """The options of the metric by name, with their values parsed as JSON where possible."""
         found: dict[str, Any] = {}
         for text in self.options:
             name, sign, value = text.partition("=")
@@ -87,7 +89,7 @@ class Asked:
         return found
 
     def check(self) -> None:
-        """Raise for a metric or constraints that cannot be, before a table is read for them."""
+        """Raise for an invalid metric or constraint, before the table is read."""
         if self.minimize and self.metric.strip() in METRICS:
             raise TableError(f"--minimize is for formulas; {self.metric} knows whether more or less of it is better.")
         if find_ranking(self.metric) is not None:
@@ -99,13 +101,13 @@ class Asked:
         parse_constraints(self.subject_to)
 
     def save(self, folder: Path) -> None:
-        """Write it into a folder, with the whole path of the table."""
+        """Write the options to a folder, with the absolute path of the table."""
         held = {**self.__dict__, "file": self.file if self.file == "-" else os.path.abspath(self.file)}
         write_whole(folder / SETTINGS, json.dumps(held, indent=1))
 
     @classmethod
     def load(cls, folder: Path) -> Asked:
-        """What `save` wrote."""
+        """Read what `save` wrote."""
         try:
             held = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
             lists = {name: tuple(held[name]) for name in ("options", "drop")}
@@ -117,18 +119,20 @@ class Asked:
 
 
 def in_options(text: str) -> str:
-    """A sentence with options of the command line where it names arguments of Python.
+    """Replace arguments of Python in a message by options of the command line.
 
     >>> in_options("Resume it, or start anew with resume=False.")
     'Resume it, or start anew without --resume.'
+    >>> in_options("average='macro' has no effect.")
+    '--average macro has no effect.'
     """
     for python, option in _IN_OPTIONS.items():
         text = text.replace(python, option)
-    return text
+    return _ARGUMENT.sub(r"--\1 \3", text)
 
 
 def keys(texts: Sequence[str]) -> tuple[str, ...]:
-    """Contestants from options that may be repeated or hold commas.
+    """Split the values of an option that may be repeated or contain commas.
 
     >>> keys(["metric,smote", "automatic"])
     ('metric', 'smote', 'automatic')

@@ -1,4 +1,4 @@
-"""`stepless compare` and `stepless demo`: run the comparison, show the answer, and leave it in a folder."""
+"""`stepless compare` and `stepless demo`: run a comparison, print the answer and write it to a folder."""
 
 from __future__ import annotations
 
@@ -13,17 +13,7 @@ from stepless.commands.console import Watch, answers, as_json, clock, grid, note
 from stepless.commands.problems import show_columns
 from stepless.comparing.contestants import CONTESTANTS, check_names
 from stepless.comparison import compare
-from stepless.outcome import (
-    Outcome,
-    Progress,
-    difference_word,
-    format_difference,
-    format_metric,
-    format_number,
-    format_range,
-    format_threshold,
-    score_digits,
-)
+from stepless.outcome import Outcome, Progress, clip, difference_word, format_metric, format_rows, score_digits
 from stepless.tables.files import Source, TableError
 
 
@@ -32,18 +22,18 @@ class Plan:
     """How a comparison runs.
 
     Attributes:
-        only: Contestants that take part, None for the usual ones.
-        extra: Those that do beside them.
-        without: Those that do not.
-        folds: In how many parts the rows are divided.
-        repeats: How many times; None for a number that suits the table.
-        jobs: How many fits run at a time.
-        backend: What runs them.
-        address: Of a cluster.
-        resume: Whether to go on with what is there.
-        out: Where results go; None for a folder beside.
-        plots: Whether curves are drawn into files.
-        json: Whether to answer in JSON.
+        only: Contestants that take part; None for the default ones.
+        extra: Contestants to add.
+        without: Contestants to leave out.
+        folds: The number of folds.
+        repeats: How often the rows are divided into folds; None for a number that suits the table.
+        jobs: How many fits run in parallel.
+        backend: Where fits run.
+        address: Address of a cluster.
+        resume: Whether to continue a run that was stopped.
+        out: Folder for the results; None for the default one.
+        plots: Whether to draw the curves into files.
+        json: Whether to print the answer as JSON.
     """
 
     only: tuple[str, ...] | None = None
@@ -61,7 +51,7 @@ class Plan:
 
 
 def run_compare(asked: Asked, plan: Plan) -> None:
-    """Compare, write the folder, and say what was found."""
+    """Compare, write the results to the folder and print the answer."""
     source = Source(asked.file, delimiter=asked.delimiter, encoding=asked.encoding)
     folder = Path(plan.out if plan.out is not None else f"stepless-{source.stem}")
     _check_folder(folder, asked, resume=plan.resume)
@@ -71,19 +61,19 @@ def run_compare(asked: Asked, plan: Plan) -> None:
 
 
 def _run(asked: Asked, plan: Plan, folder: Path) -> None:
-    """The comparison itself, in a folder that may be written to."""
+    """Run the comparison in a folder that has been checked."""
     note(f"reading {Source(asked.file).name}")
     problem = asked.read()
     show_columns(problem)
-    place = _Place(folder, asked)
+    results = _ResultFolder(folder, asked)
     task: Any = asked.task
     backend: Any = plan.backend
-    with Watch("fits") as watch, place:
+    with Watch("fits") as watch, results:
         watch(0, None, "starting")
 
         def tell(step: Progress) -> None:
-            place.begin()
-            watch(step.done, step.total, CONTESTANTS[step.key].name, found=not step.seconds)
+            results.begin()
+            watch(step.done, step.total, CONTESTANTS[step.key].name, restored=not step.seconds)
 
         try:
             outcome = compare(
@@ -96,40 +86,40 @@ def _run(asked: Asked, plan: Plan, folder: Path) -> None:
                 **asked.metric_options,
             )  # fmt: skip
         except KeyboardInterrupt:
-            if place.begun:
+            if results.begun:
                 note(f"What is done is kept in {folder / CELLS}; the same command with --resume goes on from there.")
             raise
     _write(outcome, folder, plots=plan.plots)
     _answer(outcome, folder, asked, json_too=plan.json)
 
 
-class _Place:
-    """The folder of a comparison, which stays as it was until there is something to put into it.
+class _ResultFolder:
+    """The folder of a comparison, left as it was until there is a first result.
 
-    What another run has left there is removed with the first result, and not for options that turn out to be wrong.
+    Only then the results of an earlier run are removed, so that a wrong option does not cost them.
     """
 
     def __init__(self, folder: Path, asked: Asked) -> None:
         self._folder, self._asked = folder, asked
-        self._new, self._told = not folder.exists(), False
+        self._new, self._begun = not folder.exists(), False
 
     @property
     def begun(self) -> bool:
-        """Whether there is a result; one may have been kept that Ctrl-C left no time to tell of."""
-        return self._told or (self._new and any((self._folder / CELLS).glob("*.json")))
+        """Whether there is a result; Ctrl-C may come after one was stored and before `begin`."""
+        return self._begun or (self._new and any((self._folder / CELLS).glob("*.json")))
 
     def __enter__(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        if not (self._folder / SETTINGS).exists():  # by which the folder is known as ours, whenever the run ends
+        if not (self._folder / SETTINGS).exists():  # marks the folder as ours, whenever the run ends
             self._asked.save(self._folder)
 
     def begin(self) -> None:
-        """There is a first result."""
-        if not self._told:
+        """Prepare the folder for the first result."""
+        if not self._begun:
             for stale in (COMPARISON, REPORT):
                 (self._folder / stale).unlink(missing_ok=True)
             self._asked.save(self._folder)
-            self._told = True
+            self._begun = True
 
     def __exit__(self, *_: Any) -> None:
         if self._new and not self.begun:
@@ -137,8 +127,8 @@ class _Place:
 
 
 def run_demo(plan: Plan, *, seed: int) -> None:
-    """Compare on scikit-learn's breast-cancer table, of whose malignant cases most are left out."""
-    from stepless.commands.demo import write_demo  # noqa: PLC0415 - reads the table, which the other command does not need
+    """Compare on scikit-learn's breast-cancer table without most of its malignant cases."""
+    from stepless.commands.demo import write_demo  # noqa: PLC0415 - needed by this command alone
 
     folder = Path(plan.out if plan.out is not None else "stepless-demo")
     file = folder / "breast-cancer.csv"
@@ -148,20 +138,20 @@ def run_demo(plan: Plan, *, seed: int) -> None:
         raise TableError(f"{file} is not the demo's, which would write over it. Name another folder with --out.")
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / SETTINGS).exists():
-        asked.save(folder)  # before the table, so that the folder is known as ours whenever the run ends
+        asked.save(folder)  # before the table: marks the folder as ours, whenever the run ends
     write_demo(file)
-    # once through the folds: a first answer should come before the newcomer has lost patience
+    # a single repeat, because a demo should answer quickly
     _run(asked, replace(plan, repeats=plan.repeats or 1), folder)
 
 
 def _is_demo(folder: Path, name: str, target: str) -> bool:
-    """Whether the comparison in a folder is that of the demo's table; the folder may have been moved since."""
+    """Whether the comparison in a folder is of the demo's table; the folder may have been moved since."""
     before = Asked.load(folder)
     return (Path(before.file).name, before.target) == (name, target)
 
 
 def _check_folder(folder: Path, asked: Asked, *, resume: bool) -> None:
-    """Raise where results would land among files that are not ours, or where there is nothing to go on with."""
+    """Raise if results would be mixed with other files, or if there is nothing to resume."""
     if folder.exists() and not folder.is_dir():
         raise TableError(f"{folder} is a file; results go into a folder. Name another one with --out.")
     if resume and not (folder / SETTINGS).exists():
@@ -173,7 +163,7 @@ def _check_folder(folder: Path, asked: Asked, *, resume: bool) -> None:
     except TableError:
         if resume:
             raise
-        # a file of that name may be anybody's; it is ours if it says what a comparison was asked
+        # other programs write a settings.json too; the folder is ours only if it holds what `Asked.save` writes
         raise TableError(f"{folder} holds other files than a comparison's. Name another folder with --out.") from None
     if resume:
         now = Asked(**{**asked.__dict__, "file": before.file})
@@ -184,7 +174,7 @@ def _check_folder(folder: Path, asked: Asked, *, resume: bool) -> None:
 
 
 def _write(outcome: Outcome, folder: Path, *, plots: bool) -> None:
-    """The files of a finished comparison, the report last: where it is, all is."""
+    """Write the files of a finished comparison, the report last, so that it marks a complete folder."""
     outcome.to_json(folder / COMPARISON)
     if plots:
         outcome.plots(folder / "plots")
@@ -224,39 +214,18 @@ def _answer(outcome: Outcome, folder: Path, asked: Asked, *, json_too: bool) -> 
         say(f"Caution: {warning}")
     say("")
     say(f"{clock(outcome.seconds)}. The whole answer: {folder / REPORT}")
-    table = "" if asked.file != "-" else "table.csv "  # what came through a pipe is gone
+    table = "" if asked.file != "-" else "table.csv "  # standard input cannot be read again
     say(f"To fit the winner:  stepless train {table}--from {shlex.quote(str(folder))}")
 
 
 def _table(outcome: Outcome) -> Any:
-    cut = "offsets" if outcome.task == "multiclass" else "threshold"
     heads = (
-        "",
-        "mean",
-        "95 % interval",
-        difference_word(outcome),
-        "better / same / worse",
-        *outcome.constraints,
-        cut,
-        "fit",
-    )
-    rows, digits = [], score_digits(outcome.rope)
-    for entry in outcome.entries:
-        if entry.failed is not None:
-            rows.append((entry.name, "failed", *[""] * (len(heads) - 2)))
-            continue
-        gap = entry.difference
-        rows.append((
-            entry.name,
-            format_number(entry.mean, digits),
-            format_range(entry.interval, digits),
-            format_difference(outcome, entry, digits),
-            "" if gap is None else f"{gap.better:.0%} / {gap.same:.0%} / {gap.worse:.0%}",
-            *map(format_number, entry.constraints),
-            format_threshold(entry.threshold),
-            f"{entry.fit_seconds:.1f} s",
-        ))  # fmt: skip
+        "", "mean", "95 % interval", difference_word(outcome), "better / same / worse", *outcome.constraints,
+        "offsets" if outcome.task == "multiclass" else "threshold", "fit",
+    )  # fmt: skip
     average = f", average {outcome.average}" if outcome.average else ""
-    metric = format_metric(outcome.metric, outcome.metric_options)[:60]
+    metric = clip(format_metric(outcome.metric, outcome.metric_options), 60)
     title = f"{metric}{average} on rows that no model has seen; {outcome.repeats} × {outcome.folds} folds"
-    return grid(heads, rows, right=(1, 3, 4, *range(5, len(heads) - 2), len(heads) - 1), title=title)
+    last = len(heads) - 1
+    rows = format_rows(outcome, score_digits(outcome.rope))
+    return grid(heads, rows, right=(1, 3, 4, *range(5, last - 1), last), title=title, spare=(last, 4, last - 1))

@@ -1,4 +1,4 @@
-"""What the command line says: answers on standard output, progress and notes on standard error, errors as sentences."""
+"""Output of the commands: answers on standard output, notes and progress on standard error, errors as sentences."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ with needs("the command line needs typer and rich", "cli", "typer", "rich"):
     from rich.table import Table as RichTable
 
 __all__ = [
-    "BAD_INPUT", "FAILED", "STOPPED", "Watch", "answers", "as_json", "clock", "grid", "note", "notes", "say",
-    "told", "typer",
+    "BAD_INPUT", "FAILED", "STOPPED", "Watch", "answers", "as_json", "clock", "grid", "handled_errors", "note", "notes",
+    "say", "typer",
 ]  # fmt: skip
 
 FAILED, BAD_INPUT, STOPPED = 1, 2, 130
 
-#: Where nobody watches a bar, a line is written every so many seconds.
+#: Without a terminal, seconds between lines of progress, and the width of tables.
 _EVERY = 5.0
 _WIDE = 160
 
 
 class _Terminal(Console):
-    """A console that leaves a pipe that nobody reads any more to `told`: that is no failure."""
+    """A console that leaves a closed pipe to `handled_errors`, for which it is no failure."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -50,42 +50,42 @@ class _Terminal(Console):
 
 def answers() -> Console:
     """Standard output."""
-    _spell(sys.stdout)
+    _replace_unknown_letters(sys.stdout)
     return _Terminal(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _WIDE)
 
 
 def notes() -> Console:
     """Standard error."""
-    _spell(sys.stderr)
+    _replace_unknown_letters(sys.stderr)
     return _Terminal(stderr=True, highlight=False, soft_wrap=True, width=None if sys.stderr.isatty() else _WIDE)
 
 
-def _spell(stream: Any) -> None:
-    """Write a ? for what a terminal's encoding has no letter for: an answer must not be lost over a minus sign."""
+def _replace_unknown_letters(stream: Any) -> None:
+    """Write a ? for letters that the encoding lacks: an answer must not be lost because of a minus sign."""
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="replace")
 
 
 def say(text: str) -> None:
-    """A line of the answer."""
+    """Print a line of the answer."""
     answers().print(escape(text))
 
 
 def note(text: str) -> None:
-    """A line about what is going on."""
+    """Print a line about what is going on."""
     notes().print(escape(text))
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """Turn whatever goes wrong into a sentence and an exit code; ``STEPLESS_DEBUG=1`` shows the traceback too.
+def handled_errors() -> Iterator[None]:
+    """Turn any exception into a sentence and an exit code; ``STEPLESS_DEBUG=1`` shows the traceback too.
 
-    A ValueError, a TypeError or a module that is missing is something the user can mend (2); Ctrl-C is 130; whatever
-    else is a run that failed (1).
+    A ValueError, a TypeError or a missing module is something the user can fix (2). Ctrl-C is 130. Anything else is a
+    failed run (1).
     """
     try:
         with warnings.catch_warnings():
-            # the answer carries its own; what libraries warn their callers of is nothing to a user
+            # warnings of libraries are for programmers; the answer has warnings of its own
             if os.environ.get("STEPLESS_DEBUG") != "1":
                 warnings.simplefilter("ignore")
             yield
@@ -95,7 +95,7 @@ def told() -> Iterator[None]:
     except KeyboardInterrupt as error:
         _fail("Stopped.", error, STOPPED)
     except BrokenPipeError:
-        # who reads the output has seen enough; without this Python complains when it flushes at the end
+        # the reader closed the pipe; otherwise Python would complain when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
     except (ValueError, TypeError, ModuleNotFoundError) as error:
@@ -123,7 +123,7 @@ def _sentence(error: BaseException) -> str:
 
 
 def as_json(value: Any) -> str:
-    r"""JSON for machines: NaN is null, and what is infinite is the text Infinity or -Infinity.
+    r"""Return JSON in which NaN is null and infinity is the text Infinity or -Infinity.
 
     >>> as_json([float("nan"), float("-inf")])
     '[\n  null,\n  "-Infinity"\n]'
@@ -144,25 +144,42 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def grid(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), title: str = "") -> Any:
-    """A table; the text in it is shown as it is.
+def grid(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[int] = (),
+    title: str = "",
+    spare: Sequence[int] = (),
+) -> Any:
+    """Return a table for `rich`, with the texts as they are.
 
     Args:
-        columns: Their headings.
-        rows: Their cells.
-        right: Which columns stand to the right.
-        title: Above the table.
+        columns: The headings.
+        rows: The cells.
+        right: Numbers of the right-aligned columns.
+        title: The title of the table.
+        spare: Numbers of the columns to leave out, in this order, while the others do not fit the terminal.
     """
+    least = []
+    for i, name in enumerate(columns):  # headings and the first column may be wrapped between words
+        cells = [row[i] for row in rows]
+        least.append(max(map(len, [*name.split(), *(" ".join(cells).split() if i == 0 else cells)]), default=0))
+    kept = list(range(len(columns)))
+    for place in spare if sys.stdout.isatty() else ():
+        if sum(least[i] + 2 for i in kept) - 2 > answers().width:
+            kept.remove(place)
     made = RichTable(title=escape(title) or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for place, name in enumerate(columns):
-        made.add_column(escape(name), justify="right" if place in right else "left", overflow="fold")
+    for i in kept:
+        side: Any = "right" if i in right else "left"
+        made.add_column(escape(columns[i]), justify=side, overflow="fold", min_width=least[i] if spare else None)
     for row in rows:
-        made.add_row(*map(escape, row))
+        made.add_row(*(escape(row[i]) for i in kept))
     return made
 
 
 def clock(seconds: float) -> str:
-    """A time for people.
+    """Format a time for display.
 
     >>> clock(75), clock(3.2)
     ('1 min 15 s', '3 s')
@@ -172,10 +189,10 @@ def clock(seconds: float) -> str:
 
 
 class Watch:
-    """Progress on standard error: a bar with the time left, or a line now and then where that is no terminal.
+    """Progress on standard error: a bar with the time left on a terminal, otherwise a line every few seconds.
 
     Args:
-        what: What is counted, such as ``"fits"``.
+        what: The things that are counted, such as ``"fits"``.
 
     Example:
         >>> with Watch("fits") as watch:
@@ -204,20 +221,20 @@ class Watch:
         if self._bar is not None:
             self._bar.stop()
 
-    def __call__(self, done: int, total: int | None, text: str = "", *, found: bool = False) -> None:
-        """Say how much is done; without a total, how much there is so far.
+    def __call__(self, done: int, total: int | None, text: str = "", *, restored: bool = False) -> None:
+        """Report progress.
 
         Args:
-            done: How much.
-            total: Of how much.
-            text: What it was.
-            found: Whether it was there already, and says nothing about the time that the rest takes.
+            done: How much is done.
+            total: How much there is; None if unknown.
+            text: What was done last.
+            restored: Whether it was read from disk, so that its time is no base for an estimate.
         """
         now = time.monotonic()
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, description=text or self._what)
             return
-        if found or (self._first is None and done):  # the first waits for workers to start, and says nothing either
+        if restored or (self._first is None and done):  # the first includes the start of the workers
             self._first = done, now
         first = self._first or (done, now)
         if now - self._told < _EVERY and done != total:

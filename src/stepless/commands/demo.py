@@ -15,7 +15,7 @@ with needs("the demo needs scikit-learn", "cli", "sklearn"):
 
 
 def write_demo(path: str | os.PathLike[str]) -> None:
-    """Write scikit-learn's breast-cancer table as CSV, with so few malignant rows that they are a tenth of it.
+    """Write scikit-learn's breast-cancer table as CSV, with a tenth of its rows malignant.
 
     Args:
         path: The file.

@@ -1,4 +1,4 @@
-"""`stepless train` and `stepless predict`: a model folder from a table, and predictions from a model folder."""
+"""`stepless train` and `stepless predict`: from a table to a model folder, and from that to predictions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import numpy as np
 from stepless.commands.asked import COMPARISON, Asked
 from stepless.commands.console import Watch, as_json, clock, note, say
 from stepless.commands.problems import Problem, show_columns
-from stepless.comparing.contestants import CONTESTANTS, FITS, Aim, check_names, read_fit
+from stepless.comparing.contestants import CONTESTANTS, Aim, check_names, fit_contestant
 from stepless.loading import load
 from stepless.models.folders import check_place
 from stepless.models.model import Model
@@ -33,19 +33,19 @@ from stepless.tables.frames import Kind
 from stepless.tables.reading import Chunk, read_chunks
 from stepless.whole_files import whole_file, whole_text
 
-#: What a model is made as, if nobody says otherwise: the estimator that chooses for itself.
+#: The contestant to fit without a comparison.
 DEFAULT_CONTESTANT = "automatic"
-#: Endings that promise something else than the CSV, plain or in gzip, that predictions are written as.
+#: File endings of other formats; predictions are written as CSV, plain or in gzip.
 _NOT_CSV = (".parquet", ".pq", ".tsv", ".tab", ".json", ".jsonl", ".xlsx", ".bz2", ".xz", ".zst", ".zip")
 
 
 def from_before(folder: str | None, given: dict[str, Any], said: Collection[str]) -> Asked:
-    """What to fit: as a comparison was asked for, or as the options say; a file that is named is another table.
+    """Return what to fit for: the settings of a comparison, or the options if there is none.
 
     Args:
-        folder: Of the comparison.
-        given: All that is asked.
-        said: What of it the user wrote: this counts even where it is what would be taken anyway.
+        folder: Folder of the comparison, of which the options may replace the table, its format and the seed.
+        given: The values of all options.
+        said: The options that the user wrote, including those written with their default.
     """
     if folder is None:
         for name in ("file", "target"):
@@ -76,11 +76,11 @@ def run_train(
 
     Args:
         asked: The table, and what the model is for.
-        contestant: Which; None for the winner of ``before``, or the usual one.
+        contestant: Key of the contestant; None for the winner of ``before`` or the default.
         before: A folder of `stepless compare`.
-        out: The model's folder.
+        out: Folder for the model.
         distributed: Whether the ranks of torchrun share the work.
-        json_too: Whether to answer in JSON.
+        json_too: Whether to print the answer as JSON.
     """
     compared = None if before is None else _compared(Path(before))
     key = contestant or (DEFAULT_CONTESTANT if compared is None else compared.winner)
@@ -90,7 +90,7 @@ def run_train(
     asked.check()
     base = Path(before) if before is not None else Path(f"stepless-{Source(asked.file).stem}")
     folder = Path(out) if out is not None else base / "model"
-    check_place(folder)  # as saving does, but before the time of a fit is spent
+    check_place(folder)  # saving checks too, but only after the time of a fit
     with over_ranks() if distributed else nullcontext():
         first = not distributed or leader()
         if first:
@@ -102,8 +102,9 @@ def run_train(
         began = time.monotonic()
         aim = _aim(asked, problem)
         if compared is not None and compared.task == aim.task == "binary":
-            aim = replace(aim, pos_label=compared.positive)  # other rows may have the other class for the rarer one
-        fitted = _fitted(key, aim, problem, shown=first and sys.stderr.isatty())
+            aim = replace(aim, pos_label=compared.positive)  # in other rows the other class may be the rarer one
+        shown = first and sys.stderr.isatty()
+        fitted = fit_contestant(key, aim, problem.X, problem.y, problem.weight, verbose=shown)
         if not first:
             return
     model = fitted.model_
@@ -111,21 +112,6 @@ def run_train(
         model = replace(model, classes=np.array(problem.labels, dtype=object))
     save_model(model, folder)
     _answer(model, key, folder, time.monotonic() - began, json_too=json_too)
-
-
-def _fitted(key: str, aim: Aim, problem: Problem, *, shown: bool) -> Any:
-    """A contestant on all rows, with a bar where somebody sees it."""
-    contestant = CONTESTANTS[key]
-    reason = contestant.why_not(aim.task, constrained=aim.subject_to is not None)
-    if reason is not None:
-        raise reason
-    fit = FITS[contestant.fit]
-
-    def build(aim: Aim) -> Any:
-        estimator = fit.build(aim)
-        return estimator.set_params(verbose=True) if shown and "verbose" in estimator.get_params() else estimator
-
-    return read_fit(contestant, replace(fit, build=build)(aim, problem.X, problem.y, problem.weight))
 
 
 def _compared(folder: Path) -> Outcome:
@@ -158,7 +144,7 @@ def _answer(model: Model, key: str, folder: Path, seconds: float, *, json_too: b
     cut = f", threshold {format_cut(model.threshold, 3)}" if isinstance(model.threshold, float) else ""
     say(f"Fitted {CONTESTANTS[key].name} in {clock(seconds)}{cut}.")
     if score is not None:
-        say(f"{model.metric} on rows held out in turn, which the fit was chosen and cut by: {format_number(score)}.")
+        say(f"{model.metric} on held-out rows, which also chose the model and its threshold: {format_number(score)}.")
     say(f"The model: {folder}")
     say(f"To use it:  stepless predict {shlex.quote(str(folder))} new-rows.csv --out predictions.csv")
 
@@ -168,17 +154,14 @@ def _answer(model: Model, key: str, folder: Path, seconds: float, *, json_too: b
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def run_predict(
-    model_folder: str, source: Source, *, out: str | None, keep: Sequence[str], quiet: bool = False
-) -> None:
+def run_predict(model_folder: str, source: Source, *, out: str | None, keep: Sequence[str]) -> None:
     """Predict the rows of a table one chunk after another, and write them as CSV.
 
     Args:
-        model_folder: As `stepless train` wrote it.
-        source: The table; columns may stand in any order, and others beside them.
+        model_folder: A folder that `stepless train` wrote.
+        source: The table; columns may be in any order, and other columns are ignored.
         out: The file, compressed if it ends in ``.gz``; None for standard output.
         keep: Columns of the table to write before the predictions.
-        quiet: Whether to leave out the progress.
     """
     model = load(model_folder).model_
     if model.features.names is None:
@@ -199,15 +182,14 @@ def run_predict(
     if out is not None and Path(out.removesuffix(".gz")).suffix.lower() in _NOT_CSV:
         raise TableError(f"predictions are written as CSV, and {out} would be another format: name it .csv or .csv.gz.")
     done = 0
-    with _written(out) as file, nullcontext() if quiet else Watch("rows") as watch:
+    with _written(out) as file, Watch("rows") as watch:
         writer = csv.writer(file, lineterminator="\n")
         for chunk in read_chunks(source, kinds, list(keep)):
-            if not done:  # and not before: who asks for what is not there gets no header either
+            if not done:  # not before the first chunk, so that an error leaves no header behind
                 writer.writerow([*keep, *names])
             writer.writerows(zip(*chunk.kept.values(), *_predictions(model, chunk), strict=True))
             done += chunk.table.rows
-            if watch is not None:
-                watch(done, None, "predicting")
+            watch(done, None, "predicting")
         if not done:
             writer.writerow([*keep, *names])
     if done == 0:
@@ -217,7 +199,7 @@ def run_predict(
 
 
 def _headings(model: Model) -> list[str]:
-    """What is said of each row: the probability, yes or no, and the label; of several classes or labels, of each."""
+    """The columns of predictions: probability, decision and label, or one of them per class or label."""
     if model.task == "binary":
         return ["probability", "decision", "label"]
     each = [f"probability_{name}" for name in model.classes]
@@ -227,7 +209,7 @@ def _headings(model: Model) -> list[str]:
 
 
 def _predictions(model: Model, chunk: Chunk) -> list[list[Any]]:
-    """The columns of `_headings`."""
+    """The values of the columns that `_headings` names."""
     probabilities = model.probabilities(chunk.table)
     decided = model.decide_of(model.decision_of(probabilities))
     if model.task == "binary":
@@ -242,13 +224,13 @@ def _predictions(model: Model, chunk: Chunk) -> list[list[Any]]:
 def _is_same(one: Any, other: str) -> bool:
     try:
         return os.path.samefile(one, other)
-    except OSError:  # one of them is not there
+    except OSError:  # one of them does not exist
         return False
 
 
 @contextmanager
 def _written(out: str | None) -> Iterator[Any]:
-    """A file that is there when it is whole, or standard output."""
+    """Yield standard output, or a file that appears only when it is complete."""
     if out is None or out == "-":
         yield sys.stdout
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""From a file and the options of a command to what a comparison or a fit takes: features, target, weights, groups."""
+"""Read the table of a command and split it into features, target, weights and groups."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepless.commands.console import grid, note, notes
+from stepless.outcome import clip
 from stepless.tables.cells import CellError, numbers, shown
 from stepless.tables.files import Source, TableError, did_you_mean
 from stepless.tables.frames import Table
@@ -18,19 +19,19 @@ from stepless.tables.reading import Described, Loaded, load_table
 
 Array = NDArray[Any]
 
-#: A target of numbers may have so many different values and still be classes; of whole numbers even more, if each has
-#: as many rows on average.
+#: A target of numbers may have this many distinct values and count as classes; whole numbers even more, if each has
+#: this many rows on average.
 _FEW_CLASSES = 20
 _YES_NO = {"1": 1, "1.0": 1, "true": 1, "yes": 1, "0": 0, "0.0": 0, "false": 0, "no": 0}
-#: What pandas calls an index without a name when it writes Parquet: the numbers of rows, which tell nothing of them.
+#: How pandas names an unnamed index in Parquet: row numbers, which are no feature.
 _INDEX = re.compile(r"__index_level_\d+__")
-#: Of a wide table so many columns are shown, those with something to say first.
+#: The most columns of a table to show, those with a note first.
 _SHOWN = 24
 
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Several labels of 0 and 1, with their names: as much of a frame as `stepless.compare` asks of a target."""
+    """A multilabel target with names: the part of a data frame that `stepless.compare` needs."""
 
     columns: tuple[str, ...]
     values: Array
@@ -42,24 +43,22 @@ class Labels:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What is asked about a table.
+    """A table split into what a comparison or a fit needs.
 
     Attributes:
-        name: Of the table.
+        name: Name of the table.
         X: The features.
         y: Labels ``(N,)``, or 0 and 1 ``(N, labels)``.
-        features: The features' names.
-        labels: The labels' names, where there are several.
+        labels: Multilabel: the names of the labels.
         positive: The positive class, if one was named.
-        weight: Of the rows.
-        groups: Of the rows: those of a group stay together.
-        columns: What the features are.
+        weight: The row weights.
+        groups: The group of each row.
+        columns: Descriptions of the features.
     """
 
     name: str
     X: Table
     y: Array
-    features: tuple[str, ...]
     labels: tuple[str, ...] | None
     positive: Any
     weight: Array | None
@@ -68,7 +67,7 @@ class Problem:
 
     @property
     def target(self) -> Any:
-        """The target as `stepless.compare` takes it, several labels with their names."""
+        """The target for `stepless.compare`."""
         return self.y if self.labels is None else Labels(self.labels, self.y)
 
 
@@ -82,24 +81,24 @@ def read_problem(
     drop: Sequence[str] = (),
     task: str | None = None,
 ) -> Problem:
-    """Read a table and take it apart.
+    """Read a table and split it.
 
     Args:
         source: The file.
-        target: The column to predict, or several with commas between them.
+        target: The column to predict, or several, separated by commas.
         positive: The positive class, as text.
         weight: A column of weights.
         groups: A column of groups.
         drop: Columns to leave out.
-        task: What the user says it is.
+        task: The task that the target must be; None for any.
     """
-    # the target and groups are read as they are written: 01 is not 1, true is not 1 either, and of long numbers every
-    # digit counts; what is dropped may be anything
+    # target and groups are read as text, in which 01 and true differ from 1 and every digit of a long number counts;
+    # dropped columns may hold anything
     plain = [name for part in (target, groups or target) for name in (part, *parts(part)) if name != weight]
     unread = [name for part in drop for name in (part, *parts(part)) if name not in (*plain, weight)]
     table = load_table(source, as_text=[*plain, *unread], unread=unread)
     targets = [target] if target in table.columns else parts(target)
-    for name in targets or [target]:  # of a comma alone there are none
+    for name in targets or [target]:  # there are no parts if it is only a comma
         table.column(name, "for the target")
     if len(set(targets)) < len(targets):
         raise TableError(f"the target names a column twice: {target}.")
@@ -132,7 +131,6 @@ def read_problem(
         table.stem,
         table.table(features),
         y,
-        features,
         labels,
         None if labels else positive_of(table, targets[0], y, positive),
         None if weight is None else weights_of(table, weight),
@@ -142,7 +140,7 @@ def read_problem(
 
 
 def _check_count(table: Loaded, name: str, classes: int, positive: str | None, task: str | None) -> None:
-    """Raise for options that do not go with so many classes."""
+    """Raise for options that do not fit this number of classes."""
     if positive is not None and classes > 2:
         raise TableError(f"--positive is for two classes; {table.file}, column {name!r} has {classes}.")
     if task is not None and task != ("binary" if classes == 2 else "multiclass"):
@@ -150,23 +148,20 @@ def _check_count(table: Loaded, name: str, classes: int, positive: str | None, t
 
 
 def show_columns(problem: Problem) -> None:
-    """Say on standard error what the columns were taken for."""
+    """Print the inferred type of each column on standard error."""
     kinds = [column.kind for column in problem.columns]
     rows, width = problem.y.shape[0], len(kinds)
     count, categories = kinds.count("number"), kinds.count("category")
     note(f"{problem.name}: {rows:,} rows, {width:,} columns ({count:,} of numbers, {categories:,} of categories)")
     columns = sorted(problem.columns, key=lambda c: not c.note) if width > _SHOWN else list(problem.columns)
-    cells = [
-        (c.name if len(c.name) <= 40 else c.name[:39] + "…", c.kind, f"{c.missing:,}", f"{c.distinct:,}", c.note)
-        for c in columns[:_SHOWN]
-    ]
+    cells = [(clip(c.name, 40), c.kind, f"{c.missing:,}", f"{c.distinct:,}", c.note) for c in columns[:_SHOWN]]
     notes().print(grid(("column", "taken as", "missing", "distinct", ""), cells, right=(2, 3)))
     if width > _SHOWN:
-        note(f"… and {width - _SHOWN:,} columns more")
+        note(f"… and {width - _SHOWN:,} more columns")
 
 
 def parts(text: str) -> list[str]:
-    """Names with commas between them.
+    """Split names separated by commas.
 
     >>> parts("a, b")
     ['a', 'b']
@@ -175,7 +170,7 @@ def parts(text: str) -> list[str]:
 
 
 def classes_of(table: Loaded, name: str) -> Array:
-    """The labels: whole numbers where each is written as Python writes one, otherwise text as it is written."""
+    """Return the labels: integers if all are written as Python writes them, otherwise the text of the table."""
     cells = _complete(table, name)
     distinct = sorted(set(cells))
     if len(distinct) < 2:
@@ -194,12 +189,12 @@ def classes_of(table: Loaded, name: str) -> Array:
     if values is None or not whole or (np.abs(values) >= 2.0**53).any():
         return cells
     if any(str(int(value)) != label for value, label in zip(values, distinct, strict=True)):
-        return cells  # 1.0, +1 and 01 stay as they are, so that predictions are spelt as the table is
+        return cells  # 1.0, +1 and 01 stay text, so that predictions are spelled as in the table
     return cells.astype(np.int64)
 
 
 def _numbers(distinct: Sequence[str]) -> Array | None:
-    """Labels as numbers; None where one is a word, as true is."""
+    """Return labels as numbers; None if one is a word, such as true."""
     try:
         return None if any(label.lower() in ("true", "false") for label in distinct) else numbers(distinct)
     except CellError:
@@ -207,7 +202,7 @@ def _numbers(distinct: Sequence[str]) -> Array | None:
 
 
 def _complete(table: Loaded, name: str) -> Array:
-    """A column without missing values."""
+    """Return a column; raise if a value is missing."""
     values = table.columns[name]
     missing = np.array([v is None for v in values]) if values.dtype == object else np.isnan(values)
     if missing.any():
@@ -218,7 +213,7 @@ def _complete(table: Loaded, name: str) -> Array:
 
 
 def yes_no_of(table: Loaded, name: str) -> Array:
-    """One of several labels as 0 and 1."""
+    """Return one of several labels as 0 and 1."""
     cells = _complete(table, name)
     found = [_YES_NO.get(str(cell).lower()) for cell in cells]
     if None in found:
@@ -231,14 +226,14 @@ def yes_no_of(table: Loaded, name: str) -> Array:
 
 
 def sorted_classes(y: Array) -> list[Any]:
-    """The different labels in order: that of numbers if all are, though they be written 2.0 and 10.0."""
+    """Return the distinct labels in order, which is numeric if all are numbers, even if they are stored as text."""
     classes: list[Any] = np.unique(y).tolist()
     values = _numbers([str(label) for label in classes])
     return classes if values is None else [classes[place] for place in np.argsort(values, kind="stable")]
 
 
 def positive_of(table: Loaded, name: str, y: Array, positive: str | None) -> Any:
-    """The class that was named, as the labels have it; where none was, 1 or true, if that is written as text."""
+    """Return the named class as the labels have it; without a name, the text for 1 or true, if there is one."""
     classes = np.unique(y).tolist()
     if positive is None:
         return _usual(classes) if y.dtype == object else None
@@ -251,7 +246,7 @@ def positive_of(table: Loaded, name: str, y: Array, positive: str | None) -> Any
 
 
 def _usual(classes: Sequence[str]) -> str | None:
-    """Of text for 0 and 1, -1 and 1, or false and true: that for 1, which is positive where these are no text."""
+    """Return the text for 1 of classes that are texts for 0 and 1, −1 and 1, or false and true."""
     try:
         values = numbers(classes).tolist()
     except CellError:
@@ -260,7 +255,7 @@ def _usual(classes: Sequence[str]) -> str | None:
 
 
 def weights_of(table: Loaded, name: str) -> Array:
-    """A column of weights."""
+    """Return a column of weights."""
     if table.columns[name].dtype == object:
         raise TableError(f"{table.file}, column {name!r} holds text; weights are numbers.{odd_cell(table, name)}")
     values = _complete(table, name)
@@ -273,7 +268,7 @@ def weights_of(table: Loaded, name: str) -> Array:
 
 
 def odd_cell(table: Loaded, name: str) -> str:
-    """A sentence on the first cell that is no number, where others are."""
+    """Return a sentence about the first cell that is not a number in a column of numbers, if there is one."""
     return f" Row {table.odd[name][0]} holds {shown(table.odd[name][1])}." if name in table.odd else ""
 
 

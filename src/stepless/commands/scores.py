@@ -1,4 +1,4 @@
-"""`stepless tune` and `stepless metrics`: the best threshold for scores of any model, and what there is to tune for."""
+"""`stepless tune`, the best threshold for the scores of any model, and `stepless metrics`, the list of metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Array = NDArray[Any]
 
 
 def run_tune(asked: Asked, score: str, *, inputs: str | None, resamples: int, json_too: bool) -> None:
-    """Find the best threshold for scores in a table, and say how sure it is."""
+    """Find the best threshold for the scores in a table, and its interval."""
     asked.check()
     source = Source(asked.file, delimiter=asked.delimiter, encoding=asked.encoding)
     table = load_table(source, as_text=[asked.target, *parts(asked.target)])
@@ -61,12 +61,8 @@ def run_tune(asked: Asked, score: str, *, inputs: str | None, resamples: int, js
         place = positive_class(found, labels, named, weight)
         yes = found[place]
         metric = with_costs_of_decisions(metric, place)
-        task, classes, target, scores = (
-            "binary",
-            [yes.item() if hasattr(yes, "item") else yes],
-            labels == yes,
-            scores[:, 0],
-        )
+        task, classes = "binary", [yes.item() if hasattr(yes, "item") else yes]
+        target, scores = labels == yes, scores[:, 0]
     if asked.positive is not None and task != "binary":
         raise TableError(f"--positive is for two classes; this is a {task} table.")
     given = inputs or ("probabilities" if task == "multiclass" else "scores")
@@ -80,7 +76,7 @@ def run_tune(asked: Asked, score: str, *, inputs: str | None, resamples: int, js
 
 
 def _turned(scores: Array, positive: Array, name: Any, classes: Array) -> list[str]:
-    """A sentence where the negatives have the higher scores: those of the other class, most likely."""
+    """Return a caution if the positives have the lower scores, which probably belong to the other class."""
     area = score_hard(scores, positive, "auroc").item()
     if area >= 0.5:
         return []
@@ -110,11 +106,11 @@ def _scores(table: Loaded, name: str) -> Array:
 
 
 def _in_order(table: Loaded, labels: Array, columns: list[str]) -> list[Any]:
-    """The classes in the order of the columns of scores: by their names, or sorted where these do not tell."""
+    """Return the classes in the order of the columns of scores, whose names may contain them; otherwise sorted."""
     found = sorted_classes(labels)
     by_text = {str(label): label for label in found}
     first = str(found[0])
-    # whatever is around the first class in the name of a column may be around every class; the least of it comes first
+    # the text around the first class in a column's name may be around every class; the shortest is tried first
     around = {(name[: m.start()], name[m.end() :]) for name in columns for m in re.finditer(re.escape(first), name)}
     for before, after in sorted(around, key=lambda pair: (len("".join(pair)), pair)):
         if all(name.startswith(before) and name.removeprefix(before).endswith(after) for name in columns):
@@ -173,7 +169,7 @@ def _answer(
 
 
 def run_metrics(name: str | None, *, json_too: bool) -> None:
-    """List the metrics, or say all about one."""
+    """List the metrics, or describe one."""
     if name is not None:
         known = METRICS if name in METRICS or name not in RANKINGS else RANKINGS
         if name not in known:

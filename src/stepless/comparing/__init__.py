@@ -1,1 +1,1 @@
-"""What a comparison is made of: contestants, folds, results, tests and verdict."""
+"""The parts of `stepless.compare`: contestants, folds, results, tests and verdict."""

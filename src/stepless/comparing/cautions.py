@@ -1,4 +1,4 @@
-"""Why a table may not carry the claim that is made of it: what is looked for before contestants are compared."""
+"""Warnings about data that may not support the verdict of a comparison, found before anything is fitted."""
 
 from __future__ import annotations
 
@@ -20,32 +20,34 @@ with needs("compare needs scikit-learn", "sklearn", "sklearn"):
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
     from sklearn.tree import DecisionTreeClassifier
 
-#: With fewer rows of a class a single one of them moves the score of a fold by much.
+#: With fewer rows of a class, a single one of them changes the score of a fold noticeably.
 _FEW = 50
-#: From this share of rows on, equal rows in other folds are worth a word.
+#: The smallest share of rows with a duplicate in another fold that is worth a warning.
 _EQUAL_SHARE = 0.01
-#: A single column that tells the classes apart this well is the target under another name, or comes after it.
+#: A single column with this balanced accuracy is the target under another name, or a consequence of it.
 _TELLS = 0.995
-#: Of few rows one held-out error is forgiven: beside a cut, a row held out may fall on the wrong side. Not below this.
+#: With few rows one held-out error is forgiven, because a row next to the cut may fall on the wrong side; but no
+#: balanced accuracy below this.
 _NEARLY = 0.98
-#: A cut that makes no mistake among so many rows of each class is no luck.
+#: A cut without an error among this many rows of each class is not luck.
 _PERFECT = 20
-#: So many rows are looked at, and so many of each class are needed, to say so.
-_LOOK, _FEWEST = 5000, 5
-#: A category with more values than this is a name rather than a kind.
+#: How many rows are examined for leaks, and how many of each class are needed.
+_EXAMINED, _FEWEST = 5000, 5
+#: A column with more categories than this is more likely an identifier than a feature.
 _LEVELS = 50
 _NAMES = re.compile(
     r"(?:^|[_\W])(?:ids?|uuid|guid|key|user|patient|subject|person|customer|client|account|household|family|session"
     r"|device|group|cluster|site|participant|student|employee)(?:$|[_\W])|Id$|ID$",
     re.IGNORECASE,
 )
+#: How many columns or classes one kind of warning names.
 _SHOWN = 5
-#: By fewer folds than that, over all repeats, hardly anything can be told.
+#: Fewer folds than this, over all repeats, support hardly any conclusion.
 _FOLDS = 5
 
 
 def describe_columns(table: Table) -> tuple[Column, ...]:
-    """The columns, with how many values each lacks and how many different ones it has.
+    """Describe the columns: name, kind, number of missing and of distinct values.
 
     Example:
         >>> from stepless.tables.frames import read_table
@@ -72,17 +74,17 @@ def find_cautions(
     asked: int | None = None,
     grouped: bool = False,
 ) -> list[str]:
-    """A sentence for everything that makes a comparison on these data doubtful.
+    """Return a sentence for everything that makes a comparison on these data doubtful.
 
     Args:
         table: The rows.
-        columns: As `describe_columns` describes them.
+        columns: From `describe_columns`.
         target: 0 and 1, class indices, or 0 and 1 for each label.
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
-        names: Of the classes, 0 and 1 of a binary task, or of the labels.
+        names: Names of the classes (binary: negative, positive) or of the labels.
         folds: The fold of each row in each repeat, ``(repeats, rows)``.
-        asked: How many folds were asked for; None for as many as there are.
-        grouped: Whether rows that belong together are kept together already.
+        asked: How many folds were requested; None for as many as there are.
+        grouped: Whether the folds keep groups of rows together.
     """
     parts = int(folds.max()) + 1
     asked = parts if asked is None else asked
@@ -107,7 +109,7 @@ def find_cautions(
 
 
 def _presence(target: NDArray[np.int64], task: Task, names: Sequence[Any]) -> list[tuple[str, NDArray[np.bool_]]]:
-    """What there should be rows of, and which rows these are."""
+    """Each class or label as text, and a mask of its rows."""
     if task == "multilabel":
         return [(f"label {name!r}", target[:, i] == 1) for i, name in enumerate(names)]
     return [(f"class {name!r}", target == i) for i, name in enumerate(names)]
@@ -145,8 +147,8 @@ def _few_rows(target: NDArray[np.int64], task: Task, names: Sequence[Any], folds
     others = f" (and {len(few) - 1} more {have} fewer than {_FEW})" if len(few) > 1 else ""
     each = str(n // folds) if n % folds == 0 else f"{n // folds} or {n // folds + 1}"
     return [
-        f"{name} has {n} row{'s' * (n != 1)}, {each} a fold{others}: one row more or less moves a fold's score by much,"
-        " and differences must be large to be seen."
+        f"{name} has {n} row{'s' * (n != 1)}, {each} a fold{others}: a single row changes a fold's score noticeably,"
+        " so only large differences can be seen."
     ]
 
 
@@ -167,7 +169,7 @@ def _absent_classes(
 
 
 def _is_vast(values: NDArray[Any]) -> bool:
-    """Whether a column of whole numbers has some that differ by less than float64 can tell."""
+    """Whether a column holds whole numbers, some of them too large for float64 to tell neighbours apart."""
     known = values[~np.isnan(values)]
     return len(known) > 0 and bool((np.abs(known) >= 2.0**53).any()) and bool((known % 1 == 0).all())
 
@@ -193,10 +195,12 @@ def _target_columns(
     table: Table, columns: Sequence[Column], target: NDArray[np.int64], task: Task, names: Sequence[Any]
 ) -> list[str]:
     rows = np.arange(len(target))
-    if len(rows) > _LOOK:
-        rows = np.sort(np.random.default_rng(0).choice(rows, _LOOK, replace=False))
-    goals = [(f"label {name!r}", target[rows, i]) for i, name in enumerate(names)] if task == "multilabel" else []
-    goals = goals or [("the target", target[rows])]
+    if len(rows) > _EXAMINED:
+        rows = np.sort(np.random.default_rng(0).choice(rows, _EXAMINED, replace=False))
+    if task == "multilabel":
+        goals = [(f"label {name!r}", target[rows, i]) for i, name in enumerate(names)]
+    else:
+        goals = [("the target", target[rows])]
     said = []
     for what, goal in goals:
         present, counts = np.unique(goal, return_counts=True)
@@ -216,35 +220,35 @@ def _target_columns(
 
 
 def _tells(table: Table, i: int, column: Column, rows: NDArray[Any], goal: NDArray[np.int64]) -> bool:
-    """Whether one column alone tells the classes apart, by the mean recall of classes."""
+    """Whether one column alone separates the classes, measured by balanced accuracy."""
     classes = int(goal.max()) + 1
     if column.kind == "category":
         codes = _codes(table, i)[rows] + 1
         if column.distinct > _LEVELS:
             return False
-        table_of = np.zeros((column.distinct + 1, classes))
-        np.add.at(table_of, (codes, goal), 1)
-        share = table_of / np.maximum(table_of.sum(0), 1)
+        counts = np.zeros((column.distinct + 1, classes))
+        np.add.at(counts, (codes, goal), 1)
+        share = counts / np.maximum(counts.sum(0), 1)
         return bool(balanced_accuracy_score(goal, share.argmax(1)[codes]) >= _TELLS)
     values = table.column(i)[rows].astype(np.float64)
-    counts = np.unique(goal, return_counts=True)[1]
+    sizes = np.unique(goal, return_counts=True)[1]
     cut = _best_cut(values, goal)
-    if cut == 1 and len(counts) == 2 and counts.min() >= _PERFECT:
+    if cut == 1 and len(sizes) == 2 and sizes.min() >= _PERFECT:
         return True
-    # classes in the middle of the others need two cuts, so half of what one cut could show is worth a tree
+    # a class between two others needs two cuts, each of which shows half; only then is a tree worth its time
     if cut < 0.5 * _TELLS:
         return False
-    # a feature is told from noise by its own extremes; a tree that has a leaf for each class and one to spare
+    # a leaf for each class and one to spare: a deeper tree would memorise noise
     tree = DecisionTreeClassifier(max_leaf_nodes=classes + 1, class_weight="balanced", random_state=0)
-    # shuffled: where the file is sorted, a fold of neighbours would be asked about values that no other fold has
+    # shuffled, because in a sorted file a fold of neighbouring rows would hold values that no other fold has
     folds = StratifiedKFold(3, shuffle=True, random_state=0)
     decided = cross_val_predict(tree, values.reshape(-1, 1), goal, cv=folds)
-    one_error = 1 - 1 / (len(counts) * counts.min())
+    one_error = 1 - 1 / (len(sizes) * sizes.min())
     return bool(balanced_accuracy_score(goal, decided) >= max(_NEARLY, min(_TELLS, one_error - 1e-9)))
 
 
 def _best_cut(values: NDArray[np.float64], goal: NDArray[np.int64]) -> float:
-    """How well one cut of the values tells any class from the rest: 1 without a mistake, 0 not at all."""
+    """How well one cut of the values separates any class from the rest: from 0, not at all, to 1, without error."""
     order = np.argsort(values, kind="stable")
     ends = np.flatnonzero(np.diff(values[order], append=np.inf) != 0)
     best = 0.0
@@ -257,17 +261,17 @@ def _best_cut(values: NDArray[np.float64], goal: NDArray[np.int64]) -> float:
 
 
 def _some_texts(table: Table, i: int) -> list[str]:
-    """The different texts of a category; of very many, a part."""
+    """The distinct texts of a category, thinned out if there are very many."""
     texts = sorted({str(value).strip() for value in table.column(i).tolist() if value is not None})
-    return texts[:: max(1, len(texts) // _LOOK)]
+    return texts[:: max(1, len(texts) // _EXAMINED)]
 
 
 def _formatted(texts: Sequence[str]) -> str | None:
-    """A text that keeps a column of numbers from being read as one: a number written otherwise, or no number at all."""
+    """A text that keeps a column of numbers from being read as such: a formatted number, or no number at all."""
     if (otherwise := formatted(texts)) is not None:
         return otherwise
     plain = [text for text in texts if is_number(text)]
-    # whole numbers may be names, with zeros in front; numbers with a fraction are none
+    # whole numbers may be identifiers such as 007; numbers with a fraction are not
     fractions = sum("." in text for text in plain)
     return next((text for text in texts if text not in plain), None) if 2 * fractions > len(texts) else None
 
@@ -299,17 +303,15 @@ def _group_columns(table: Table, columns: Sequence[Column], written: Collection[
         if column.distinct < 2 or present == 0 or i in written:
             continue
         named = _NAMES.search(column.name) is not None
-        whole = column.kind == "category" or _is_whole(table.column(i))
-        each = present / column.distinct
-        counted = whole and column.kind == "number" and bool((np.diff(table.column(i)) == 1).all())
-        if column.distinct == present and present >= 20 and (
-            column.kind == "category" or (named and whole) or counted
-        ):  # fmt: skip
+        category = column.kind == "category"
+        whole = category or _is_whole(table.column(i))
+        counting = whole and not category and bool((np.diff(table.column(i)) == 1).all())
+        each = present / column.distinct  # rows per value
+        if column.distinct == present and present >= 20 and (category or (named and whole) or counting):
             identifiers.append(column.name)
-        elif whole and column.distinct > 2 and (
-            (named and each > 1 and column.distinct >= 10)
-            or (column.kind == "category" and column.distinct > _LEVELS and 1.5 <= each <= 20)
-        ):  # fmt: skip
+        elif (named and whole and each > 1 and column.distinct >= 10) or (
+            category and column.distinct > _LEVELS and 1.5 <= each <= 20
+        ):
             groups.append(column.name)
     said = []
     if groups:
@@ -319,9 +321,7 @@ def _group_columns(table: Table, columns: Sequence[Column], written: Collection[
         )
     if identifiers:
         them = "it" if len(identifiers) == 1 else "them"
-        said.append(
-            f"{_listed(identifiers)} a different value in every row, and can only be learned by heart; drop {them}."
-        )
+        said.append(f"{_listed(identifiers)} a different value in every row, and can only be memorised; drop {them}.")
     return said
 
 
@@ -330,7 +330,7 @@ def _equal_rows(table: Table, target: NDArray[np.int64], folds: NDArray[np.integ
     keys += [np.asarray(part) for part in target.reshape(len(target), -1).T]
     place = np.zeros(len(target), np.int64)
     for key in keys:
-        # ranks of pairs stay below rows², which 64 bits hold for any table that fits into memory
+        # the rank of a pair stays below rows², which fits 64 bits for any table that fits into memory
         place = np.unique(place * (int(key.max()) + 1) + key, return_inverse=True)[1]
         if int(place.max()) + 1 == len(place):
             return []
@@ -342,16 +342,16 @@ def _equal_rows(table: Table, target: NDArray[np.int64], folds: NDArray[np.integ
     if across < max(2, _EQUAL_SHARE * len(place)):
         return []
     return [
-        f"{across} rows ({across / len(place):.0%}) have an equal one, target and all, in another fold: what a model"
-        " has seen is then asked again. If they are the same case twice, drop the repeats; if they belong together,"
-        " pass groups."
+        f"{across} rows ({across / len(place):.0%}) have a duplicate, target included, in another fold, so models are"
+        " tested on rows that they were trained on. If these are the same case twice, drop the duplicates; if they"
+        " belong together, pass groups."
     ]
 
 
 def _codes(table: Table, i: int) -> NDArray[np.int64]:
-    """The values of a column as numbers from 0, −1 where one is missing."""
+    """Codes of the values of a column, from 0; −1 for a missing value."""
     values = table.column(i)
-    missing = values == None if table.kinds[i] == "category" else np.isnan(values)  # noqa: E711 - element by element
+    missing = values == None if table.kinds[i] == "category" else np.isnan(values)  # noqa: E711 - elementwise
     codes = np.full(len(values), -1, np.int64)
     kept = values[~missing]
     codes[~missing] = np.unique(kept.astype(str) if kept.dtype == object else kept, return_inverse=True)[1]

@@ -1,12 +1,12 @@
-"""The cells of a comparison, one contestant on one fold each, and the folder that keeps the finished ones.
+"""The cells of a comparison, each one contestant on one fold, and the folder that stores finished ones.
 
 ```text
- folder/run.json                      what is compared: hashes of the data, settings, versions
+ folder/run.json                      identifies the comparison: hash of the data, settings, versions
  folder/cells/metric-0-3.npz          probabilities of the fold's rows
- folder/cells/metric-0-3.json         the rest; written last, so a cell that has it is whole
+ folder/cells/metric-0-3.json         everything else; written last, so a cell with this file is complete
 ```
 
-Every file is written under another name and then renamed, so what has its name is complete, whenever a process dies.
+Every file is written under another name and then renamed, so it is complete whenever a process dies.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class Cell:
     """A contestant on one fold.
 
     Attributes:
-        key: Of the contestant.
-        repeat: From 0.
-        fold: From 0.
-        score: The metric on the fold's rows.
-        threshold: Where these were cut.
-        seconds: What the fit took.
+        key: Key of the contestant.
+        repeat: Number of the repeat, from 0.
+        fold: Number of the fold, from 0.
+        score: The metric on the rows of the fold.
+        threshold: The threshold that decided these rows.
+        seconds: How long the fit took.
         constraints: The metric of each constraint on these rows.
-        probabilities: Of these rows, in order; None after the first repeat.
-        raw: Before calibration, where there was one.
-        failed: The sentence, where the contestant failed here.
+        probabilities: Probabilities of these rows, in order; None after the first repeat.
+        raw: The same before calibration; None without calibration.
+        failed: The error message, if the contestant failed here.
     """
 
     key: str
@@ -66,7 +66,7 @@ class Cell:
 
     @property
     def place(self) -> Place:
-        """Where it stands in the grid."""
+        """Its position in the grid."""
         return self.key, self.repeat, self.fold
 
 
@@ -74,9 +74,9 @@ class CellFolder:
     """A folder of finished cells, for one comparison and no other.
 
     Args:
-        path: The folder; it is made if it is not there.
-        run: What is compared, as `describe_run` says it.
-        resume: Whether cells that are there are kept; otherwise they are removed.
+        path: The folder; created if it does not exist.
+        run: What identifies the comparison, from `describe_run`.
+        resume: Whether to keep existing cells; otherwise they are removed.
     """
 
     def __init__(self, path: str | os.PathLike[str], run: Mapping[str, Any], *, resume: bool) -> None:
@@ -91,7 +91,7 @@ class CellFolder:
         write_whole(self.path / _RUN, json.dumps(run, indent=1).encode())
 
     def write(self, cell: Cell) -> None:
-        """Keep a cell."""
+        """Store a cell."""
         arrays = {name: a for name, a in (("probabilities", cell.probabilities), ("raw", cell.raw)) if a is not None}
         buffer = io.BytesIO()
         np.savez_compressed(buffer, allow_pickle=False, **arrays)
@@ -108,7 +108,7 @@ class CellFolder:
         write_whole(self._file(cell.place, "json"), json.dumps(held).encode())
 
     def read(self, place: Place) -> Cell | None:
-        """A cell that was kept; None where there is none that is whole, or where it failed."""
+        """Return a stored cell; None if it is missing, damaged or of a contestant that failed."""
         try:
             held = json.loads(self._file(place, "json").read_bytes())
             data = self._file(place, "npz").read_bytes()
@@ -128,16 +128,15 @@ class CellFolder:
         return self.path / _CELLS / f"{key}-{repeat}-{fold}.{ending}"
 
     def _check_run(self, run: Mapping[str, Any]) -> None:
-        """Raise where the folder belongs to another comparison."""
+        """Raise if the folder belongs to another comparison."""
         try:
             before = json.loads((self.path / _RUN).read_bytes())
         except FileNotFoundError:
-            self._clear()  # cells of which nobody knows what they are of
+            self._clear()  # nothing tells what such cells belong to
             return
         except (OSError, ValueError):
-            before = {}
-        if not isinstance(before, dict):
-            before = {}
+            before = None
+        before = before if isinstance(before, dict) else {}
         now = json.loads(json.dumps(run))
         if before == now:
             return
@@ -171,15 +170,15 @@ def describe_run(
     settings: Mapping[str, Any],
     versions: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What is compared, in little: two runs of which it is equal have equal cells.
+    """Describe a comparison in short: two runs with equal descriptions have equal cells.
 
     Args:
         table: The rows.
-        y: Their labels.
-        weight: Their weights.
-        groups: Their groups.
-        settings: All that the cells depend on, as JSON holds it.
-        versions: Of what computes.
+        y: The labels.
+        weight: The row weights.
+        groups: The group of each row.
+        settings: Everything else that the cells depend on, as JSON.
+        versions: Versions of the libraries that compute the cells.
     """
     digest = hashlib.sha256()
     digest.update(json.dumps([table.names, table.kinds, table.rows]).encode())

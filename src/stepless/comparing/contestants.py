@@ -1,10 +1,10 @@
-"""What competes in `stepless.compare`: ways to make a classifier for a metric, each one that can be fitted and saved.
+"""The contestants of `stepless.compare`: ways to make a classifier for a metric, each of which can be fitted and saved.
 
-All networks share one architecture and one budget, and so do all boosted trees. Those that are trained on the metric
-or weighted by its costs are cut as the baseline is, at the best threshold on held-out rows, so that the training alone
-is what differs. ``boosting_metric`` and ``automatic`` are `stepless.MetricBooster` and `stepless.MetricClassifier` as
-they come: the latter stacks networks, a linear model and, where LightGBM is installed, trees, and both are cut where
-the metric is best in expectation. Thresholds are chosen inside a fit, on rows that it holds out itself.
+All networks share one architecture and one budget, and so do all boosted trees. The threshold of ``metric`` and
+``cost_weighted`` is tuned like that of the baseline, on held-out rows, so they differ from it in training only.
+``boosting_metric`` and ``automatic`` are `stepless.MetricBooster` and `stepless.MetricClassifier` with their defaults:
+the latter stacks networks, a linear model and, if LightGBM is installed, trees, and both use the threshold with the
+best expected metric. A fit chooses its threshold on rows that it holds out itself.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ BASELINE = "cross_entropy_tuned"
 
 @dataclass(frozen=True)
 class Aim:
-    """What every contestant is told.
+    """What every contestant is fitted for.
 
     Attributes:
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
         metric: A name, a formula as text, or a function of ``(tp, fp, fn, tn)``.
-        options: Of the metric.
+        options: Options of the metric.
         subject_to: Constraints.
         average: How classes or labels are averaged.
         pos_label: Binary: the positive class.
-        seed: Of all chance.
+        seed: Seed of all random numbers.
     """
 
     task: Task
@@ -53,7 +53,7 @@ class Aim:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """As our estimators take it."""
+        """The arguments of our estimators."""
         return {
             "metric": self.metric,
             "metric_options": dict(self.options) if self.options else None,
@@ -69,10 +69,10 @@ class Fit:
     """A way to fit, which several contestants may share.
 
     Attributes:
-        build: Makes the estimator, not yet fitted.
-        method: How the estimator is fitted to rows, target and weights, where that is more than to call its `fit`.
-        cost: What it takes, roughly: the costly are started first.
-        kin: Fits of one kin have models in common, and are made together.
+        build: Makes the unfitted estimator.
+        method: Fits the estimator to rows, target and weights; None to call its `fit`.
+        cost: Rough relative time: costly fits are started first.
+        kin: Fits with the same kin share models and run in one task.
     """
 
     build: Callable[[Aim], Predicting]
@@ -80,9 +80,11 @@ class Fit:
     cost: float = 1.0
     kin: str | None = None
 
-    def __call__(self, aim: Aim, X: Any, y: Any, sample_weight: Any = None) -> Predicting:
-        """The fitted estimator."""
+    def __call__(self, aim: Aim, X: Any, y: Any, sample_weight: Any = None, *, verbose: bool = False) -> Predicting:
+        """Return the fitted estimator; ``verbose`` shows a progress bar where the estimator has one."""
         estimator = self.build(aim)
+        if verbose and "verbose" in estimator.get_params():
+            estimator.set_params(verbose=True)
         if self.method is not None:
             return self.method(estimator, X, y, sample_weight)
         return estimator.fit(X, y, sample_weight)
@@ -93,13 +95,13 @@ class Contestant:
     """One way to make a classifier.
 
     Attributes:
-        key: What it is called in calls and files.
-        name: What it is called in tables.
-        fit: A key of `FITS`; contestants of one fit differ in the cut alone, and are had from it together.
-        half: Whether decisions are made at ½ (by the largest probability); constraints then have no part in them.
-        on_metric: Whether the metric has a part in the training, and not in the cut alone.
-        tasks: What it can do.
-        needs: The package it needs, and the extra that brings it.
+        key: Its name in calls and files.
+        name: Its name in tables.
+        fit: A key of `FITS`. Contestants that share a fit differ only in the threshold.
+        half: Whether it decides at ½ (multiclass: by the largest probability), which ignores constraints.
+        on_metric: Whether training uses the metric, and not the choice of the threshold alone.
+        tasks: The tasks it supports.
+        needs: The package it needs, and the extra that installs it.
     """
 
     key: str
@@ -111,11 +113,11 @@ class Contestant:
     needs: tuple[str, str] | None = None
 
     def available(self) -> bool:
-        """Whether the package it needs is there."""
+        """Whether the package it needs is installed."""
         return self.needs is None or find_spec(self.needs[0]) is not None
 
     def why_not(self, task: Task, *, constrained: bool) -> ValueError | ModuleNotFoundError | None:
-        """Why it cannot take part, if so: an error to be raised, or told."""
+        """Return the error that explains why it cannot take part, if it cannot."""
         if task not in self.tasks:
             return ValueError(f"{self.name} is for {' and '.join(self.tasks)} tasks; this one is {task}.")
         if self.half and constrained:
@@ -136,7 +138,7 @@ def _trees(**settings: Any) -> Callable[[Aim], Predicting]:
 
 
 def balanced_weights(y: NDArray[Any], sample_weight: NDArray[Any] | None = None) -> NDArray[np.float64]:
-    """Weights that make all classes weigh the same, and all rows together as much as before.
+    """Return weights with the same total for each class, and the same total over all rows as before.
 
     Example:
         >>> balanced_weights(np.array([0, 0, 0, 1]))
@@ -154,18 +156,18 @@ def _class_weighted(estimator: Predicting, X: Any, y: Any, sample_weight: Any) -
 
 
 def _oversampled(estimator: Predicting, X: Any, y: Any, sample_weight: Any) -> Predicting:
-    """Fit on the rows and on synthetic ones between those of the rarer classes; the model reads the columns of X."""
+    """Fit on the rows plus SMOTE's synthetic ones; the model still reads the columns of X."""
     from imblearn.over_sampling import SMOTE  # noqa: PLC0415 - needs an extra
 
     if sample_weight is not None:
-        raise ValueError("SMOTE draws new rows between old ones, and knows no weight for them; leave it or them out.")
+        raise ValueError("SMOTE makes new rows, for which there are no weights; leave out SMOTE or the weights.")
     table = read_table(X)
     features = fit_features(table)
     smallest = int(np.unique(np.asarray(y), return_counts=True)[1].min())
     if smallest < 2:
         raise ValueError("SMOTE draws rows between two of a class; one class has a single row.")
     classes = np.unique(np.asarray(y))
-    if len(classes) == 2:  # of the user's rows, because afterwards no class is rarer
+    if len(classes) == 2:  # chosen on the original rows: after SMOTE no class is rarer
         positive = positive_class(classes, np.asarray(y), estimator.get_params()["pos_label"])
         estimator.set_params(pos_label=classes.tolist()[positive])
     seed: Any = estimator.get_params()["random_state"]
@@ -178,15 +180,15 @@ def _oversampled(estimator: Predicting, X: Any, y: Any, sample_weight: Any) -> P
 
 
 def _unscored(estimator: Predicting) -> Predicting:
-    """Without the score of the fit: its held-out rows weigh otherwise than the user's, or were made up."""
+    """Drop the score of the fit, whose held-out rows were reweighted or synthetic."""
     model = estimator.model_
     return type(estimator).from_model(replace(model, settings={**model.settings, "score": None}))
 
 
-#: At ½ nothing is left to choose, and held-out rows that weigh otherwise, or were made up, could calibrate nothing.
+#: No threshold to choose at ½, and no calibration, for which reweighted or synthetic held-out rows are useless.
 _PLAIN = {"candidates": ("cross_entropy",), "threshold": "half", "calibrate": False}
 
-#: Ways to fit.
+#: All fits, by key.
 FITS: dict[str, Fit] = {
     "automatic": Fit(_network(), cost=4.0, kin="trees"),
     "boosting_metric": Fit(_trees(), cost=2.0, kin="trees"),
@@ -217,12 +219,12 @@ CONTESTANTS: dict[str, Contestant] = {
     )
 }
 
-#: Who takes part unless the user says otherwise.
+#: The contestants that take part by default.
 DEFAULT = tuple(key for key in CONTESTANTS if key != "smote")
 
 
 def check_names(keys: Sequence[str]) -> None:
-    """Raise for what is no key of a contestant."""
+    """Raise for a key that is no contestant's."""
     for key in keys:
         if key not in CONTESTANTS:
             raise ValueError(f"unknown contestant {key!r}; known are {', '.join(CONTESTANTS)}.")
@@ -236,9 +238,9 @@ def choose_contestants(
     extra: Sequence[str] = (),
     without: Sequence[str] = (),
 ) -> tuple[list[Contestant], list[str]]:
-    """Who takes part, and a sentence for each of the default ones that cannot.
+    """Return the contestants that take part, and a sentence for each default one that cannot.
 
-    The baseline always takes part. Naming a contestant that cannot is an error.
+    The baseline always takes part. Naming a contestant that cannot take part is an error.
 
     Args:
         task: The task.
@@ -274,7 +276,7 @@ def choose_contestants(
 
 
 def at_half(estimator: Predicting) -> Predicting:
-    """The same fitted classifier, decided by its own probabilities at ½ or by the largest: without calibration.
+    """Return the same fitted classifier, uncalibrated and with decisions at ½ or by the largest probability.
 
     Args:
         estimator: A `stepless.MetricClassifier` or `stepless.MetricBooster`.
@@ -288,15 +290,18 @@ def at_half(estimator: Predicting) -> Predicting:
     return type(estimator).from_model(plain)
 
 
-def fit_contestant(key: str, aim: Aim, X: Any, y: Any, sample_weight: Any = None) -> Predicting:
+def fit_contestant(
+    key: str, aim: Aim, X: Any, y: Any, sample_weight: Any = None, *, verbose: bool = False
+) -> Predicting:
     """Fit one contestant: a classifier that predicts and saves to a model folder.
 
     Args:
-        key: Of the contestant.
-        aim: What it is told.
+        key: Key of the contestant.
+        aim: What to fit it for.
         X: Rows: an array, a pandas or polars frame, or a `stepless.tables.frames.Table`.
         y: Labels ``(N,)``, or 0 and 1 ``(N, labels)``.
-        sample_weight: One weight a row.
+        sample_weight: One weight per row.
+        verbose: Whether to show a progress bar, where the estimator has one.
 
     Example:
         >>> from sklearn.datasets import make_classification
@@ -309,9 +314,9 @@ def fit_contestant(key: str, aim: Aim, X: Any, y: Any, sample_weight: Any = None
     reason = contestant.why_not(aim.task, constrained=aim.subject_to is not None)
     if reason is not None:
         raise reason
-    return read_fit(contestant, FITS[contestant.fit](aim, X, y, sample_weight))
+    return read_fit(contestant, FITS[contestant.fit](aim, X, y, sample_weight, verbose=verbose))
 
 
 def read_fit(contestant: Contestant, fitted: Predicting) -> Predicting:
-    """A contestant's own classifier, from the fit that it may share with others."""
+    """Return a contestant's own classifier from a fit that it may share with others."""
     return at_half(fitted) if contestant.half and fitted.get_params()["threshold"] != "half" else fitted

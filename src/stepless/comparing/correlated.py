@@ -1,9 +1,9 @@
-"""The Bayesian correlated t-test: what scores of the folds of one data set say about a mean, or about a difference.
+"""The Bayesian correlated t-test: what the scores of folds of one data set say about their mean, or a difference.
 
-Training sets of different folds share rows, so their scores are not independent, and the plain t-test is too sure. With
-a correlation of ρ = 1/folds between any two of them (Nadeau and Bengio, 2003), the posterior of the mean is Student's t
-with n − 1 degrees of freedom, centred on the mean of the n scores, with the squared scale s² (1/n + ρ/(1 − ρ)) (Corani
-and Benavoli, 2015).
+Training sets of different folds share rows, so their scores are not independent, and the plain t-test is
+overconfident. With a correlation of ρ = 1/folds between any two of them (Nadeau and Bengio, 2003), the posterior of the
+mean is Student's t with n − 1 degrees of freedom, centred on the mean of the n scores, with the squared scale
+s² (1/n + ρ/(1 − ρ)) (Corani and Benavoli, 2015).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ with needs("comparing needs SciPy, which comes with scikit-learn", "sklearn", "s
 
 @dataclass(frozen=True)
 class Posterior:
-    """Student's t: what is known about a mean.
+    """The posterior of a mean: Student's t-distribution.
 
     Attributes:
         mean: Its centre.
-        scale: Its scale; 0 where all scores are equal, and that is to be believed.
+        scale: Its scale; 0 if all scores are equal and leave no doubt.
         freedom: Its degrees of freedom.
     """
 
@@ -36,7 +36,7 @@ class Posterior:
     freedom: int
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """The mean lies in here with this probability.
+        """Return the central interval that contains the mean with this probability.
 
         Args:
             level: The probability.
@@ -45,14 +45,14 @@ class Posterior:
         return self.mean - half, self.mean + half
 
     def above(self, value: float) -> float:
-        """The probability that the mean is more than a value."""
+        """Return the probability that the mean exceeds a value."""
         if not self.scale:
             return float(self.mean > value)
-        # the lower tail of what is mirrored: 1 − P would lose small probabilities to rounding
+        # the mirrored lower tail: 1 − P would lose small probabilities to rounding
         return float(special.stdtr(self.freedom, (self.mean - value) / self.scale))
 
     def split(self, rope: float) -> tuple[float, float, float]:
-        """The probabilities that the mean is above the rope, within it, and below it: better, same, worse.
+        """Return the probabilities that the mean is above, within and below the rope: better, same, worse.
 
         Args:
             rope: Half the width of the region of practical equivalence around 0.
@@ -63,13 +63,13 @@ class Posterior:
 
 
 def posterior(values: Sequence[float] | Any, folds: int, step: float = 0.0) -> Posterior:
-    """What the scores of all folds of all repeats, or their paired differences, say about their mean.
+    """Return the posterior of the mean of the scores of all folds, or of their paired differences.
 
     Args:
-        values: One number for each fold of each repeat; those that are not finite are left out.
-        folds: In how many parts a repeat divides the rows.
-        step: By how much one row moves a fold. Values that are all equal spread as if it had moved one of them; by 0,
-            equal values leave no doubt.
+        values: One number per fold and repeat; those that are not finite are left out.
+        folds: The number of folds in a repeat.
+        step: How much one row changes the score of a fold. Equal values get the variance they would have if one row
+            had changed one of them; with 0, equal values leave no doubt.
 
     Example:
         >>> found = posterior([0.02, 0.05, 0.03, 0.06, 0.04], folds=5)
@@ -81,14 +81,14 @@ def posterior(values: Sequence[float] | Any, folds: int, step: float = 0.0) -> P
     if len(given) < 2:
         return Posterior(float(given.mean()) if len(given) else math.nan, math.nan, 1)
     correlation = 1 / folds
-    # of n values of which one differs from the rest by a step, the variance is step² / n
+    # the variance of n values, one of which differs from the rest by a step, is step² / n
     variance = step**2 / len(given) if are_equal(given) else float(given.var(ddof=1))
     scale = math.sqrt(variance * (1 / len(given) + correlation / (1 - correlation)))
     return Posterior(float(given.mean()), scale, len(given) - 1)
 
 
 def are_equal(values: Sequence[float] | Any) -> bool:
-    """Whether values differ by rounding alone.
+    """Whether values differ by rounding only.
 
     >>> are_equal([0.1 + 0.2, 0.3]), are_equal([0.3, 0.31])
     (True, False)

@@ -1,4 +1,4 @@
-"""What `stepless.compare` is given, read and checked."""
+"""Read and check the arguments of `stepless.compare`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from stepless.tables.frames import Table, is_missing, read_table
 from stepless.tasks import Task
 from stepless.tuned import read_target
 
-#: Up to so many rows are divided twice; of more, one division says enough.
+#: Up to this many rows there are two repeats by default; with more, one is enough.
 _SMALL = 10_000
 
 
 def read_rows(X: Any, feature_names: Sequence[str] | None) -> Table:
-    """The rows, their columns named."""
+    """Read the rows, with names for the columns if they are given."""
     table = read_table(X)
     if feature_names is None:
         return table
@@ -38,7 +38,7 @@ def read_rows(X: Any, feature_names: Sequence[str] | None) -> Table:
 
 
 def read_labels(y: Any) -> tuple[tuple[str, ...] | None, Task, Any]:
-    """The names of labels, if y is a frame, the task, and labels as an array of one type, none of them missing."""
+    """Return the names of the labels (if y is a frame), the task, and the labels as an array without missing values."""
     names = tuple(map(str, y.columns)) if hasattr(y, "columns") else None
     values = y.to_numpy() if hasattr(y, "to_numpy") else y
     values = values.toarray() if hasattr(values, "toarray") else np.asarray(values)
@@ -52,7 +52,7 @@ def read_labels(y: Any) -> tuple[tuple[str, ...] | None, Task, Any]:
             )
         values = np.array(values.tolist())
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of too many classes for so few rows `make_rule` speaks
+        warnings.simplefilter("ignore", UserWarning)  # `make_rule` checks for too many classes itself
         task, values = read_target(values)
     return names, task, values
 
@@ -69,7 +69,7 @@ def make_rule(
     pos_label: Any,
     seed: int,
 ) -> Rule:
-    """How labels are read and decisions scored; an error for what cannot be compared."""
+    """Return how labels are encoded and decisions scored; raise for what cannot be compared."""
     if is_ranking(metric):
         raise ValueError(f"compare needs a metric that scores decisions, as 'f1' does; {metric!r} scores a ranking.")
     if average == "none":
@@ -108,7 +108,7 @@ def make_rule(
 def counted_rows(
     table: Table, y: NDArray[Any], sample_weight: Any, groups: Any
 ) -> tuple[Table, NDArray[Any], NDArray[np.float64] | None, NDArray[np.int64] | None]:
-    """The rows with their weights and groups, checked; those of weight 0 are none, and left out of everything."""
+    """Check weights and groups, and leave out the rows of weight 0 everywhere."""
     weight, codes = _read_weight(sample_weight, table.rows), _read_groups(groups, table.rows)
     if weight is None or weight.all():
         return table, y, weight, codes
@@ -117,7 +117,6 @@ def counted_rows(
 
 
 def _read_weight(sample_weight: Any, rows: int) -> NDArray[np.float64] | None:
-    """The weights, checked."""
     if sample_weight is None:
         return None
     try:
@@ -125,14 +124,14 @@ def _read_weight(sample_weight: Any, rows: int) -> NDArray[np.float64] | None:
     except (TypeError, ValueError):
         raise ValueError("sample_weight must be numbers, one a row.") from None
     if weight.shape != (rows,):
-        raise ValueError(f"sample_weight must be one number a row, ({rows},); got {weight.shape}.")
+        raise ValueError(f"sample_weight must be one number per row, ({rows},); got {weight.shape}.")
     if not np.isfinite(weight).all() or weight.min() < 0 or not weight.any():
         raise ValueError("sample_weight must be finite, nowhere below 0, and above it somewhere.")
     return weight
 
 
 def _read_groups(groups: Any, rows: int) -> NDArray[np.int64] | None:
-    """The groups as numbers; a missing one is a group of its own for each row."""
+    """Return the groups as integers; each row without one is a group of its own."""
     if groups is None:
         return None
     values = np.asarray(groups.to_numpy() if hasattr(groups, "to_numpy") else groups)
@@ -146,7 +145,7 @@ def _read_groups(groups: Any, rows: int) -> NDArray[np.int64] | None:
 
 
 def read_counts(folds: Any, repeats: Any, seed: Any, rows: int) -> tuple[int, int]:
-    """How many folds and how many repeats."""
+    """Check the number of folds, repeats and the seed; return folds and repeats."""
     for what, value, least in (
         ("folds", folds, 2),
         ("repeats", 1 if repeats is None else repeats, 1),
@@ -162,7 +161,7 @@ def read_counts(folds: Any, repeats: Any, seed: Any, rows: int) -> tuple[int, in
 
 
 def class_names(rule: Rule) -> list[Any]:
-    """The classes in the order of the encoded target."""
+    """Return the classes in the order of the encoded target."""
     classes = rule.classes.tolist()
     if rule.task == "binary":
         return [classes[1 - rule.positive], classes[rule.positive]]

@@ -1,9 +1,9 @@
 """The grid of a comparison, contestants × repeats × folds, computed here, by several processes, or on a cluster.
 
-Contestants that differ in the cut alone come from one fit, and fits that have trees in common are one task. The data go
-to the workers once: as a file that processes of this machine map into memory, by ``ray.put``, or by Dask's ``scatter``;
-a task is a few numbers. All chance comes from the seed, the repeat and the fold, and every cell computes with one
-thread, so that cells do not depend on how many run at a time, or where.
+Contestants that differ only in the threshold share a fit, and fits that share trees are one task. The data are sent to
+each worker once: as a file that local processes map into memory, by ``ray.put``, or by Dask's ``scatter``; a task is a
+few numbers. Random numbers depend only on seed, repeat and fold, and every task uses one thread, so the results do not
+depend on how many tasks run at a time, or where.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from stepless.ensembles.predicting import Predicting
 from stepless.extras import needs
 from stepless.models.calibration import Identity
 from stepless.models.model import Model
+from stepless.numerics import is_whole
 from stepless.outcome import Progress, Threshold
 from stepless.rules import Rule
 from stepless.sharing import shared_fits
@@ -41,26 +42,26 @@ from stepless.tables.frames import Table
 
 Backend = Literal["loky", "ray", "dask"]
 
-#: How often a grid goes on after its workers have died.
-_LIVES = 3
-#: So many seconds an address is given to answer.
-_PATIENCE = 10.0
-#: So many tasks wait at a cluster's door at a time.
-_MOST_WAITING = 256
+#: How many times a grid, or a task on a cluster, is tried when worker processes die.
+_TRIES = 3
+#: Seconds until a cluster must have answered.
+_TIMEOUT = 10.0
+#: The most tasks submitted to a cluster at a time.
+_MOST_SUBMITTED = 256
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """All that a cell needs; it goes to every worker once.
+    """Everything that cells are computed from; sent to every worker once.
 
     Attributes:
         table: The rows.
-        y: Their labels.
-        weight: Their weights.
+        y: The labels.
+        weight: The row weights.
         folds: The fold of each row in each repeat, ``(repeats, rows)``.
-        rule: How labels are read and decisions scored.
-        aim: What contestants are told, but for the seed.
-        seed: Of all chance.
+        rule: How labels are encoded and decisions scored.
+        aim: What contestants are fitted for; each fold sets its own seed.
+        seed: Seed of all random numbers.
     """
 
     table: Table
@@ -73,7 +74,7 @@ class Work:
 
 
 class Task(NamedTuple):
-    """Fits of one kin: each for which contestants, on which fold of which repeat."""
+    """Fits with the same kin on one fold of one repeat, each with the keys of its contestants."""
 
     fits: tuple[tuple[str, tuple[str, ...]], ...]
     repeat: int
@@ -90,16 +91,16 @@ def run_grid(
     store: CellFolder | None = None,
     progress: Callable[[Progress], object] | None = None,
 ) -> dict[Place, Cell]:
-    """Compute all cells, but for those that the folder has.
+    """Compute all cells, except those that the store already has.
 
     Args:
-        work: What they need.
-        keys: Of the contestants.
-        jobs: How many fits run at a time on this machine; −1 for as many as there are cores. A cluster uses all it has.
-        backend: ``"loky"`` for processes of this machine, ``"ray"`` or ``"dask"`` for a cluster.
-        address: Of the cluster.
-        store: Where finished cells are kept.
-        progress: Called for every cell that is finished.
+        work: The data and settings.
+        keys: Keys of the contestants.
+        jobs: How many fits run in parallel on this machine; −1 for all cores. A cluster uses all its workers.
+        backend: ``"loky"`` for processes on this machine, ``"ray"`` or ``"dask"`` for a cluster.
+        address: Address of the cluster.
+        store: The folder of finished cells.
+        progress: Called for every finished cell.
     """
     _check_backend(backend, address, jobs)
     repeats, folds = len(work.folds), int(work.folds.max()) + 1
@@ -117,7 +118,7 @@ def run_grid(
         for place in places:
             if (cell := store.read(place)) is not None:
                 finish(cell, 0.0)
-    for life in range(_LIVES):
+    for attempt in range(1, _TRIES + 1):
         tasks = _tasks([place for place in places if place not in done])
         if not tasks:
             break
@@ -130,15 +131,15 @@ def run_grid(
                                 store.write(cell)
                             finish(cell, cell.seconds)
         except BrokenExecutor as error:
-            if life == _LIVES - 1:
+            if attempt == _TRIES:
                 raise RuntimeError(
-                    f"worker processes died {_LIVES} times, most likely for want of memory; lower jobs. ({error})"
+                    f"worker processes died {_TRIES} times, most likely for want of memory; lower jobs. ({error})"
                 ) from error
     return done
 
 
 def run_task(work: Work, task: Task) -> list[Cell]:
-    """The cells of a task's fits; a contestant that fails leaves its sentence."""
+    """Return the cells of a task; that of a contestant that fails holds the error message."""
     seed = int(np.random.SeedSequence([work.seed, task.repeat, task.fold]).generate_state(1)[0]) % 2**31
     aim = replace(work.aim, seed=seed)
     held = work.folds[task.repeat] == task.fold
@@ -150,11 +151,11 @@ def run_task(work: Work, task: Task) -> list[Cell]:
         warnings.simplefilter("ignore")
         for fit, keys in task.fits:
             failed: dict[str, str] = {}
-            begun = time.perf_counter() + shared.saved  # what another fit has spent counts for this one too
+            begun = time.perf_counter() + shared.saved  # including what a shared model cost an earlier fit
             try:
                 fitted = FITS[fit](aim, *given)
             except Exception as error:
-                failed = dict.fromkeys(keys, _sentence(error))
+                failed = dict.fromkeys(keys, _message(error))
             seconds = time.perf_counter() + shared.saved - begun
             for key in keys:
                 cell = Cell(key, task.repeat, task.fold, seconds=seconds)
@@ -162,20 +163,20 @@ def run_task(work: Work, task: Task) -> list[Cell]:
                     try:
                         cell = judge(work, read_fit(CONTESTANTS[key], fitted), rows, test, cell)
                     except Exception as error:
-                        failed[key] = _sentence(error)
+                        failed[key] = _message(error)
                 cells.append(replace(cell, failed=failed.get(key)))
     return cells
 
 
 def judge(work: Work, fitted: Predicting, rows: Table, test: NDArray[np.intp], cell: Cell) -> Cell:
-    """A cell with the score of its fold: of decisions by the threshold that the fit has chosen on other rows.
+    """Return a cell completed with the score of its fold, decided by the threshold chosen on the training rows.
 
     Args:
-        work: What the grid is about.
+        work: The data and settings.
         fitted: The classifier.
-        rows: Of the fold.
-        test: Their numbers.
-        cell: What is known of the cell.
+        rows: The rows of the fold.
+        test: Their indices in the whole table.
+        cell: The cell without its results.
     """
     rule, model = work.rule, fitted.model_
     scores = model.scores(rows)
@@ -201,7 +202,7 @@ def judge(work: Work, fitted: Predicting, rows: Table, test: NDArray[np.intp], c
 
 
 def _aligned(probabilities: NDArray[np.float64], model: Model, rule: Rule) -> NDArray[np.float64]:
-    """Of the positive class, or of all classes; one that the training rows lack has no chance."""
+    """Probabilities of the positive class or of all classes, 0 for a class that the training rows lack."""
     if rule.task == "binary":
         assert model.positive is not None
         return probabilities[:, model.positive]
@@ -213,7 +214,7 @@ def _aligned(probabilities: NDArray[np.float64], model: Model, rule: Rule) -> ND
 
 
 def _threshold(model: Model, rule: Rule) -> Threshold:
-    """The model's own; of several classes an offset for each, 0 for those that its training rows lack."""
+    """The model's threshold; multiclass: an offset for every class, 0 for those that the training rows lack."""
     if rule.task != "multiclass" or len(model.classes) == len(rule.classes):
         return model.threshold
     offsets = np.zeros(len(rule.classes))
@@ -222,13 +223,13 @@ def _threshold(model: Model, rule: Rule) -> Threshold:
     return tuple(offsets.tolist())
 
 
-def _sentence(error: Exception) -> str:
+def _message(error: Exception) -> str:
     text = " ".join(str(error).split())
     return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
 
 
 def _tasks(places: Iterable[Place]) -> list[Task]:
-    """The fits that these cells need; within a fold the costly come first, so that none of them is left to the end."""
+    """The fits that these cells need; within a fold costly ones come first, so that none starts last."""
     keys: dict[tuple[int, int, str], list[str]] = {}
     for key, repeat, fold in places:
         keys.setdefault((repeat, fold, CONTESTANTS[key].fit), []).append(key)
@@ -241,7 +242,7 @@ def _tasks(places: Iterable[Place]) -> list[Task]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """One thread for all that computes: how sums are split must not depend on how many cores are free."""
+    """Compute with one thread, because how sums are split, and so rounded, depends on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -252,7 +253,7 @@ def _one_thread() -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Where it runs
+# Backends
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -261,7 +262,7 @@ def _check_backend(backend: Any, address: Any, jobs: Any) -> None:
         raise ValueError(f"backend must be one of {', '.join(map(repr, get_args(Backend)))}; got {backend!r}.")
     if backend == "loky" and address is not None:
         raise ValueError(f'address={address!r} is that of a cluster; pass backend="ray" or backend="dask" with it.')
-    if isinstance(jobs, bool) or not isinstance(jobs, int) or (jobs < 1 and jobs != -1):
+    if not is_whole(jobs) or (jobs < 1 and jobs != -1):
         raise ValueError(f"jobs must be a whole number from 1 up, or −1 for all cores; got {jobs!r}.")
 
 
@@ -269,33 +270,32 @@ def _check_backend(backend: Any, address: Any, jobs: Any) -> None:
 def _results(
     work: Work, tasks: list[Task], jobs: int, backend: Backend, address: str | None
 ) -> Iterator[Iterable[list[Cell]]]:
-    """The cells of each task, as they come."""
+    """Yield the cells of each task in order of completion."""
     if backend != "loky":
-        # threads that wait, for both alike: Dask's own backend for joblib loses the tasks of a worker that dies
+        # local threads wait for the results: joblib's own Dask backend loses the tasks of a worker that dies
         with (_ray if backend == "ray" else _dask)(work, address) as call:
-            yield _parallel(min(len(tasks), _MOST_WAITING), (joblib.delayed(call)(task) for task in tasks), "threading")
+            yield _parallel(call, tasks, min(len(tasks), _MOST_SUBMITTED), "threading")
     elif jobs == 1:
         yield map(partial(run_task, work), tasks)
     else:
         with TemporaryDirectory(prefix="stepless-", ignore_cleanup_errors=True) as folder:
             path = str(Path(folder) / "work")
             joblib.dump((work.table, work.y, work.weight, work.folds), path)
-            # a metric may be a lambda, which loky can send and a file cannot hold
-            call = joblib.delayed(partial(_run_from_file, path, (work.rule, work.aim, work.seed)))
-            yield _parallel(jobs, (call(task) for task in tasks), "loky")
+            # a metric may be a lambda, which loky can pickle and joblib.dump cannot
+            yield _parallel(partial(_run_from_file, path, (work.rule, work.aim, work.seed)), tasks, jobs, "loky")
 
 
-def _parallel(jobs: int, calls: Iterable[Any], backend: str) -> Iterable[list[Cell]]:
+def _parallel(call: Callable[[Task], list[Cell]], tasks: list[Task], jobs: int, backend: str) -> Iterable[list[Cell]]:
     parallel = joblib.Parallel(jobs, backend=backend, return_as="generator_unordered", batch_size=1)
-    return parallel(calls)
+    return parallel(joblib.delayed(call)(task) for task in tasks)
 
 
-#: The arrays of the grid that this worker works for.
+#: In a worker process: the arrays of the current grid, by the path of their file.
 _LOADED: dict[str, Any] = {}
 
 
 def _run_from_file(path: str, rest: tuple[Rule, Aim, int], task: Task) -> list[Cell]:
-    """What a process of this machine runs: it maps the data into memory once."""
+    """Run a task in a local worker process, which maps the data into memory once."""
     if path not in _LOADED:
         _LOADED.clear()
         _LOADED[path] = joblib.load(path, mmap_mode="r")
@@ -308,62 +308,62 @@ def _module(name: str, extra: str) -> Any:
         return import_module(name)
 
 
-def _knock(address: str | None) -> None:
-    """Raise where nobody listens at ``host:port``; Ray itself would wait for minutes."""
+def _check_ray_address(address: str | None) -> None:
+    """Raise if nothing listens at the address, for which Ray itself would wait for minutes."""
     host, _, port = (address or "").rpartition("://")[2].rpartition(":")
     if not host or not port.isdigit():
         return
     try:
-        socket.create_connection((host, int(port)), _PATIENCE).close()
+        socket.create_connection((host, int(port)), _TIMEOUT).close()
     except OSError as error:
         raise ValueError(f"no Ray cluster answers at {address!r}: {error}.") from None
 
 
 @contextmanager
 def _ray(work: Work, address: str | None) -> Iterator[Callable[[Task], list[Cell]]]:
-    """What runs a task on a Ray cluster, which starts it again elsewhere when its worker dies."""
+    """Yield a function that runs a task on a Ray cluster, which restarts the task if its worker dies."""
     ray = _module("ray", "ray")
-    begun = not ray.is_initialized()
-    if begun:
-        _knock(address)
+    connected_here = not ray.is_initialized()
+    if connected_here:
+        _check_ray_address(address)
         try:
             ray.init(address=address, log_to_driver=False, configure_logging=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ValueError(f"no Ray cluster answers at {address!r}: {_sentence(error)}") from None
+            raise ValueError(f"no Ray cluster answers at {address!r}: {_message(error)}") from None
     shared = ray.put(work)
-    remote = ray.remote(num_cpus=1, max_retries=_LIVES)(run_task)
+    remote = ray.remote(num_cpus=1, max_retries=_TRIES)(run_task)
 
     def call(task: Task) -> list[Cell]:
         try:
             return ray.get(remote.remote(shared, task))
         except ray.exceptions.RayError as error:
-            raise BrokenExecutor(_sentence(error)) from error
+            raise BrokenExecutor(_message(error)) from error
 
     try:
         yield call
     finally:
-        if begun:
+        if connected_here:
             ray.shutdown()
 
 
 @contextmanager
 def _dask(work: Work, address: str | None) -> Iterator[Callable[[Task], list[Cell]]]:
-    """What runs a task on a Dask cluster, which starts it again elsewhere when its worker dies."""
+    """Yield a function that runs a task on a Dask cluster, which restarts the task if its worker dies."""
     dask = _module("distributed", "dask")
     try:
-        client = dask.get_client() if address is None else dask.Client(address, timeout=_PATIENCE, set_as_default=False)
+        client = dask.get_client() if address is None else dask.Client(address, timeout=_TIMEOUT, set_as_default=False)
     except OSError as error:
-        raise ValueError(f"no Dask scheduler answers at {address!r}: {_sentence(error)}") from None
+        raise ValueError(f"no Dask scheduler answers at {address!r}: {_message(error)}") from None
     except ValueError:
         raise ValueError('backend="dask" needs the address of a scheduler, or a Client in this process.') from None
-    # the name of a scattered value is otherwise its hash, under which a value that was lost may still be known
+    # not named by its hash, under which the scheduler may still know a value that was lost
     shared = client.scatter(work, broadcast=True, hash=False)
 
     def call(task: Task) -> list[Cell]:
         try:
-            return client.submit(run_task, shared, task, pure=False, retries=_LIVES).result()
+            return client.submit(run_task, shared, task, pure=False, retries=_TRIES).result()
         except (dask.scheduler.KilledWorker, dask.CancelledError) as error:
-            raise BrokenExecutor(_sentence(error)) from error
+            raise BrokenExecutor(_message(error)) from error
 
     try:
         yield call

@@ -1,4 +1,4 @@
-"""The figures of a comparison as files, drawn with matplotlib: what the report shows, for a paper or a slide."""
+"""The figures of the report as files for papers and slides, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _COLOURS = ("#1f5fae", "#cf5b1b", "#2c8253", "#8550a8", "#b8384f", "#11809a", "#
 
 
 def draw(outcome: Outcome, folder: str | os.PathLike[str], formats: Iterable[str] = ("png", "svg")) -> list[Path]:
-    """Draw a comparison into files: intervals, ROC, precision–recall, the metric by threshold, calibration.
+    """Draw intervals, ROC, precision–recall, the metric by threshold and calibration into files.
 
     Args:
-        outcome: What `stepless.compare` found.
-        folder: Where to; it is made if it is not there.
+        outcome: The result of `stepless.compare`.
+        folder: The folder for the files; created if it does not exist.
         formats: ``"png"``, ``"svg"`` or ``"pdf"``.
 
     Returns:
-        The files.
+        The paths of the files.
     """
     formats = tuple(formats)
     for name in formats:
@@ -55,7 +55,7 @@ def draw(outcome: Outcome, folder: str | os.PathLike[str], formats: Iterable[str
     Path(folder).mkdir(parents=True, exist_ok=True)
     files = []
     for name, make in _figures(outcome).items():
-        # names come from the data: a dollar sign in one is no formula
+        # names come from the data, so a dollar sign in one does not start a formula
         with plt.rc_context({"text.parse_math": False, "svg.hashsalt": "stepless", "font.size": 9.0}):
             figure = make(outcome)
             for kind in formats:
@@ -133,7 +133,7 @@ def _calibration(outcome: Outcome) -> Any:
         if entry.raw is not None:
             before = reliability(unit_scores(entry.raw, unit), target, outcome.weight)
             ax.plot(before.predicted, before.observed, color=line["color"], linestyle=":", linewidth=1.0)
-        ax.set(xlabel="said (dotted: before calibration)", ylabel="happened", xlim=(0, 1), ylim=(0, 1))
+        ax.set(xlabel="predicted (dotted: before calibration)", ylabel="observed share", xlim=(0, 1), ylim=(0, 1))
         ax.set_aspect("equal")
         ax.spines[["top", "right"]].set_visible(False)
 
@@ -141,7 +141,7 @@ def _calibration(outcome: Outcome) -> Any:
 
 
 def _panels(outcome: Outcome, each: Callable[[Axes, Entry, int, dict[str, Any]], None]) -> Any:
-    """One panel a class or label, with a line a contestant, and one legend for all."""
+    """One panel per class or label, with one line per contestant, and one legend for all panels."""
     units = _units(outcome)
     wide = min(len(units), 3)
     tall = -(-len(units) // wide)
@@ -170,16 +170,16 @@ def _panels(outcome: Outcome, each: Callable[[Axes, Entry, int, dict[str, Any]],
 
 
 def _units(outcome: Outcome) -> list[int]:
-    """The classes or labels that have curves, and of which some rows are and some are not."""
+    """The classes or labels that have curves, except those that all rows or none have."""
     return [unit for unit in curve_units(outcome) if 0 < unit_target(outcome, unit).mean() < 1]
 
 
 def _label(outcome: Outcome, entry: Entry, area: float) -> str:
-    """The name, and the area where one legend stands for one panel."""
+    """The name, and the area if there is a single panel."""
     return short(entry.name) if len(_units(outcome)) > 1 else f"{short(entry.name)}, {area:.3f}"
 
 
 def _colour(outcome: Outcome, entry: Entry) -> str:
-    """The colour of a contestant, the same in every figure, and in the report."""
+    """The colour of a contestant, the same in every figure and in the report."""
     keys = [e.key for e in shown(outcome)]
     return _COLOURS[keys.index(entry.key) % len(_COLOURS)] if entry.key in keys else "0.5"

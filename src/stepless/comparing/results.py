@@ -1,4 +1,4 @@
-"""From the cells of a comparison to its entries: means, intervals, differences, thresholds and probabilities."""
+"""Turn the cells of a comparison into entries: means, intervals, differences, thresholds and probabilities."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from stepless.registry import Metric
 from stepless.rules import decisions
 from stepless.tasks import Task
 
-#: From so many rows of the rarest class in every test fold on, contestants that score alike in all folds are alike.
+#: With this many rows of the rarest class in every test fold, contestants with equal scores in all folds are equal.
 _ENOUGH = 10
-#: Less than that, of a metric that is 1 at best, is no difference; of a cost, that share of the baseline's.
+#: The rope: absolute for metrics whose best value is 1, for costs as a share of the baseline's mean.
 _ROPE = 0.01
 
 
@@ -31,8 +31,8 @@ class Results:
     """The cells of one contestant.
 
     Attributes:
-        contestant: Who it is.
-        grid: All cells.
+        contestant: The contestant.
+        grid: All cells of all contestants.
         folds: The fold of each row in each repeat, ``(repeats, rows)``.
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
     """
@@ -44,14 +44,14 @@ class Results:
 
     @cached_property
     def cells(self) -> list[Cell]:
-        """Of all folds of all repeats, in order."""
+        """Its cells of all folds of all repeats, in order."""
         repeats, folds = len(self.folds), int(self.folds.max()) + 1
         key = self.contestant.key
         return [self.grid[key, repeat, fold] for repeat in range(repeats) for fold in range(folds)]
 
     @property
     def failed(self) -> str | None:
-        """The first sentence, and where it was said, unless it was said of every fold."""
+        """The first error message, and the fold it is from unless every fold failed."""
         cells = self.cells
         failed = [cell for cell in cells if cell.failed is not None]
         if not failed:
@@ -68,15 +68,15 @@ class Results:
         return all(_alike(cell, self.task) for cell in self.cells if cell.probabilities is not None)
 
     def doubt(self, baseline: Results, metric: Metric, fewest: int) -> str | None:
-        """Why it is no evidence to differ from the baseline by the same in every fold; None where it does not, or is.
+        """Return why an equal difference from the baseline in every fold is no evidence; None if it is or differs.
 
-        Equal folds have no spread, and the test would take that for certainty. That is right where many rows could have
-        gone another way and did not. It is not where there are few of them, or where nothing was decided.
+        Equal differences have no variance, which the test takes for certainty. That is right if many rows could have
+        been decided otherwise and were not. It is wrong if there are few such rows, or if nothing was decided.
 
         Args:
-            baseline: What it is compared with.
-            metric: What is scored.
-            fewest: How many rows of the rarest class the poorest test fold has.
+            baseline: The results of the baseline.
+            metric: The metric that is scored.
+            fewest: The smallest number of rows of the rarest class in a test fold.
         """
         if baseline is self or not are_equal(self._gaps(baseline)):
             return None
@@ -89,14 +89,14 @@ class Results:
         return None
 
     def entry(self, baseline: Results, folds: int, metric: Metric, rope: float, fewest: int) -> Entry:
-        """What the table says of it.
+        """Return its entry in the outcome.
 
         Args:
-            baseline: What it is compared with.
-            folds: In how many parts a repeat divides the rows.
-            metric: What is scored.
-            rope: Less than that is no difference.
-            fewest: How many rows of the rarest class the poorest test fold has.
+            baseline: The results of the baseline.
+            folds: The number of folds in a repeat.
+            metric: The metric that is scored.
+            rope: Contestants that differ by no more than this count as equal.
+            fewest: The smallest number of rows of the rarest class in a test fold.
         """
         sign = 1.0 if metric.greater_is_better else -1.0
         contestant, failed = self.contestant, self.failed
@@ -109,7 +109,7 @@ class Results:
         scores = [cell.score for cell in self.cells]
         gap = None
         if baseline is not self and baseline.failed is None:
-            # where nothing was decided, a fold says no more than one row would
+            # if nothing was decided, a fold tells no more than a single row would
             rows = fewest if fewest < _ENOUGH else 1
             step = _span(metric, scores) / max(rows, 1) if self.doubt(baseline, metric, fewest) else 0.0
             found = posterior(sign * self._gaps(baseline), folds, step)
@@ -133,7 +133,7 @@ class Results:
         )
 
     def breaks(self, constraints: Sequence[Constraint], folds: int) -> bool:
-        """Whether a constraint is broken beyond what chance explains: its metric's interval is all on the bad side."""
+        """Whether a constraint is broken beyond chance: the whole interval of its metric violates it."""
         for place, constraint in enumerate(constraints):
             known = posterior([cell.constraints[place] for cell in self.cells], folds).interval()
             if constraint.violation(known[1] if constraint.at_least else known[0]) > 0:
@@ -141,7 +141,7 @@ class Results:
         return False
 
     def _gaps(self, baseline: Results) -> NDArray[np.float64]:
-        """Its scores minus the baseline's, where both are defined."""
+        """Its scores minus those of the baseline, where both are defined."""
         gaps = np.array([a.score - b.score for a, b in zip(self.cells, baseline.cells, strict=True)])
         return gaps[np.isfinite(gaps)]
 
@@ -149,12 +149,12 @@ class Results:
         return float(np.mean([cell.seconds for cell in self.cells]))
 
     def _threshold(self) -> Threshold:
-        with np.errstate(invalid="ignore"):  # between no and yes to everything there is no middle
+        with np.errstate(invalid="ignore"):  # the median of −∞ and ∞ is NaN
             middle = np.median(np.array([cell.threshold for cell in self.cells]), axis=0)
         return float(middle) if middle.ndim == 0 else tuple(middle.tolist())
 
     def _whole(self, what: str) -> NDArray[np.float64]:
-        """Of all rows, from the folds of the first repeat."""
+        """An array of the cells for all rows, from the folds of the first repeat."""
         first = [cell for cell in self.cells if cell.repeat == 0]
         parts = [getattr(cell, what) for cell in first]
         whole = np.empty((self.folds.shape[1], *parts[0].shape[1:]))
@@ -170,13 +170,13 @@ def _alike(cell: Cell, task: Task) -> bool:
 
 
 def _span(metric: Metric, scores: Sequence[float]) -> float:
-    """From the worst score to the best; of a metric without bounds, about as much as is scored."""
+    """The range of the metric; if that is unbounded, the size of the mean score, but at least 1."""
     low, high = metric.range
     return high - low if math.isfinite(high - low) else max(1.0, abs(float(np.nanmean(scores))))
 
 
 def within(interval: tuple[float, float], bounds: tuple[float, float]) -> tuple[float, float]:
-    """An interval without what cannot be: Student's t knows no bounds, and many metrics do.
+    """Clip an interval to the bounds of a metric, which Student's t does not know.
 
     >>> within((0.8, 1.04), (0.0, 1.0))
     (0.8, 1.0)
@@ -186,7 +186,7 @@ def within(interval: tuple[float, float], bounds: tuple[float, float]) -> tuple[
 
 
 def choose_rope(metric: Metric, baseline: Results) -> float:
-    """An absolute one for rates; of what has no scale of its own, a share of the baseline's mean."""
+    """Return the rope: absolute for rates; for metrics without a fixed scale, a share of the baseline's mean."""
     formula = metric.name not in METRICS and metric.best == 1.0 and metric.greater_is_better
     rate = formula or all(map(math.isfinite, metric.range))
     if rate or baseline.failed is not None:
@@ -195,7 +195,7 @@ def choose_rope(metric: Metric, baseline: Results) -> float:
 
 
 def unmet(entries: Sequence[Entry], constraints: Sequence[Constraint]) -> list[str]:
-    """A sentence for each constraint that does not hold, on average, for some of the contestants."""
+    """Return a sentence for each constraint that some contestants violate on average."""
     said = []
     for place, constraint in enumerate(constraints):
         missed = [e for e in entries if e.failed is None and constraint.violation(e.constraints[place]) > 0]

@@ -24,17 +24,17 @@ def split_rows(
     seed: int,
     groups: NDArray[Any] | None = None,
 ) -> NDArray[np.int16]:
-    """The fold of every row in every repeat, ``(repeats, rows)``.
+    """Return the fold of every row in every repeat, ``(repeats, rows)``.
 
-    Every fold has as near as can be its share of each class. Of several labels the rarest are spread first: rows are
-    ordered by the rarest label they may have, then by the next, and dealt out in turn. Rows of a group stay together.
+    Folds are stratified by class. For several labels, rows are sorted by whether they have the rarest label, then the
+    next rarest, and so on, and dealt out to the folds in turn. Rows of a group stay together.
 
     Args:
         target: 0 and 1, class indices, or 0 and 1 for each label.
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
-        folds: How many.
-        repeats: How many times.
-        seed: Who is dealt which row.
+        folds: The number of folds.
+        repeats: How often the rows are divided.
+        seed: Seed of the division.
         groups: The group of each row.
 
     Example:
@@ -55,16 +55,16 @@ def split_rows(
 
 
 def count_folds(target: NDArray[np.int64], task: Task, folds: int, groups: NDArray[Any] | None = None) -> int:
-    """How many folds the rows allow: no more than the rarest class has rows, or groups, so that each can have one.
+    """Return how many folds the rows allow: at most one per row (or group) of the rarest class of a binary task.
 
-    In a fold without positives F1 is 0/0 and counts as 0, however good the decisions. A class that cannot be both
-    learned and asked for, of one row or of one group, is in no fold's power, and lowers nothing. Nor do rare ones among
-    several classes or labels: they are a part of the mean, and half of the rows would be too few to learn the others.
+    In a fold without positives F1 is 0/0 and counts as 0, however good the decisions. A class of a single row or group
+    does not lower the number, as no number of folds could have it on both sides. Neither do rare classes or labels
+    among several: they are only a part of the mean, and two folds would leave too few rows to learn the others.
 
     Args:
         target: 0 and 1, class indices, or 0 and 1 for each label.
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
-        folds: How many are asked for.
+        folds: The requested number.
         groups: The group of each row.
 
     Example:
@@ -73,13 +73,13 @@ def count_folds(target: NDArray[np.int64], task: Task, folds: int, groups: NDArr
     """
     places = np.arange(len(target)) if groups is None else groups
     if task != "binary" or len(np.unique(places)) < folds:
-        return folds  # of too few rows or groups for any class an error says so
+        return folds  # too few groups are an error in `split_rows`
     apart = [len(np.unique(places[rows])) for rows in _class_rows(target, task)]
     return min([folds, *(n for n in apart if n >= 2)])
 
 
 def fewest_rows(target: NDArray[np.int64], task: Task, parts: NDArray[np.int16]) -> int:
-    """How many rows of the rarest class, or label, the fold that has the fewest of them has.
+    """Return the smallest number of rows that any class or label has in any fold.
 
     Args:
         target: 0 and 1, class indices, or 0 and 1 for each label.
@@ -97,7 +97,7 @@ def fewest_rows(target: NDArray[np.int64], task: Task, parts: NDArray[np.int16])
 
 
 def _class_rows(target: NDArray[np.int64], task: Task) -> list[NDArray[np.bool_]]:
-    """Which rows each class has, or each label."""
+    """A mask of the rows of each class or label."""
     if task == "multilabel":
         return [target[:, label] == 1 for label in range(target.shape[1])]
     return [target == k for k in np.unique(target)]
@@ -106,7 +106,7 @@ def _class_rows(target: NDArray[np.int64], task: Task) -> list[NDArray[np.bool_]
 def _dealt(target: NDArray[np.int64], folds: int, seed: int) -> NDArray[np.int16]:
     shuffled = np.random.default_rng(seed).permutation(len(target))
     rarest_first = np.argsort(target.sum(0), kind="stable")
-    # lexsort takes the first key last
+    # the last key of lexsort is the first to sort by
     order = shuffled[np.lexsort(target[shuffled][:, rarest_first[::-1]].T)]
     fold = np.empty(len(target), np.int16)
     fold[order] = np.arange(len(target)) % folds
@@ -114,7 +114,7 @@ def _dealt(target: NDArray[np.int64], folds: int, seed: int) -> NDArray[np.int16
 
 
 def _strata(target: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
-    """One class a row: of several labels the rarest it has."""
+    """One class per row: for several labels, the rarest that the row has."""
     if task != "multilabel":
         return target
     rarity = np.argsort(np.argsort(target.sum(0), kind="stable"))
@@ -132,7 +132,7 @@ def _grouped(strata: NDArray[np.int64], groups: NDArray[Any], folds: int, seed: 
     fold = np.zeros(len(strata), np.int16)
     splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of classes with few rows our own cautions tell
+        warnings.simplefilter("ignore", UserWarning)  # our own cautions tell of classes with few rows
         try:
             parts = list(splitter.split(strata, strata, groups))
         except ValueError:  # every class has fewer rows than there are folds

@@ -1,4 +1,4 @@
-"""One line that answers: is anything better than cross-entropy with a tuned threshold, and what is to be shipped?"""
+"""The verdict: whether anything beats cross-entropy with a tuned threshold, and what to ship, in one line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 from stepless.comparing.contestants import CONTESTANTS
 from stepless.outcome import Difference, Entry, format_number, format_range, format_threshold, score_digits
 
-#: How sure one must be to say yes, or no.
+#: The probability that a yes needs; a no needs that of a real gain to be at most the rest.
 _SURE = 0.95
 
 
@@ -21,19 +21,19 @@ def reach_verdict(
     broken: Collection[str] = (),
     doubts: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[str, str]:
-    """The key of what to ship, and the verdict.
+    """Return the key of the contestant to ship, and the verdict.
 
-    Yes needs a contestant that is better than the baseline by more than the rope with a probability of 95 %. No needs
-    that none is with more than 5 %. Whatever lies between cannot be told, and then the simpler way is kept.
+    Yes: some contestant beats the baseline by more than the rope with a probability of at least 95 %. No: none does
+    with more than 5 %. Otherwise the data cannot tell, and the simpler baseline is kept.
 
     Args:
         entries: The contestants, best mean first.
-        baseline: The key of what they are compared with.
-        rope: Less than that is no difference.
-        metric: What is scored.
+        baseline: Key of the baseline.
+        rope: Contestants that differ by no more than this count as equal.
+        metric: The displayed name of the metric.
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
         broken: Keys of contestants that do not meet the constraints.
-        doubts: By key, why it is no evidence that a contestant differs from the baseline by the same in every fold.
+        doubts: By key, why an equal difference from the baseline in every fold is no evidence.
     """
     able = [e for e in entries if e.failed is None and e.key not in broken]
     base = next((e for e in entries if e.key == baseline), None)
@@ -70,7 +70,7 @@ def reach_verdict(
 
 
 def _rival(gap: Difference, others: Sequence[tuple[Entry, Difference]], rope: float, metric: str) -> str:
-    """Whether one that knows nothing of the metric until it is cut comes as far: then the training is not why."""
+    """Name a contestant that does as well without training on the metric, which then is not the reason."""
     plain = [(e, other) for e, other in others if not CONTESTANTS[e.key].on_metric and other.mean >= gap.mean - rope]
     if not plain:
         return ""
@@ -116,14 +116,14 @@ def _without_baseline(
 def _way(base: Entry, task: str) -> str:
     if task == "binary":
         shown = format_threshold(base.threshold)
-        if shown == "–":  # some folds call every row positive, and as many call none
+        if shown == "–":  # NaN: as many folds call every row positive as call none
             return "cross-entropy and a threshold on which the folds do not agree"
         return f"cross-entropy and a threshold {'that' if shown.startswith('calls') else 'of'} {shown}"
     return f"cross-entropy and {'its class offsets' if task == 'multiclass' else 'a threshold for each label'}"
 
 
 def _by(gain: float, digits: int) -> str:
-    """In words, because of metrics of which less is better a sign would say the opposite."""
+    """The gain in words, as its sign would mislead for metrics of which less is better."""
     shown = format_number(abs(gain), digits)
     return f"{'worse' if gain < 0 else 'better'} by {shown}" if float(shown) else "the same"
 

@@ -1,1 +1,1 @@
-"""The page of a report: its figures, its formulas as JavaScript, its template and scripts."""
+"""The page of a report: figures, formulas as JavaScript, template, scripts and style."""

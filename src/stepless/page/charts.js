@@ -1,11 +1,11 @@
 "use strict";
-// What all parts of the page use: elements, numbers, and line charts by uPlot.
+// Shared by all parts of the page: elements, number formats, and line charts by uPlot.
 
 const DATA = JSON.parse(document.getElementById("page-data").textContent);
 const CONTESTANTS = DATA.contestants;
 const COLOURS = 8;
 
-/** An element; text always becomes a text node, whatever is in it. */
+/** Make an element. Text is added as text nodes, never parsed as HTML. */
 function make(tag, attributes, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes || {})) {
@@ -19,20 +19,20 @@ function make(tag, attributes, ...children) {
 
 const swatch = (i) => make("span", { class: `swatch k${i % COLOURS}`, "aria-hidden": "true" });
 
-/** A number for people; a dash for what is none. */
+/** Format a number; a dash if there is none. */
 function show(value, digits = 4) {
   if (value == null || !Number.isFinite(value)) return "–";
   const text = value.toFixed(digits).replace(/^-/, "−");
   return /[1-9]/.test(text) ? text : text.replace("−", "");
 }
 
-/** A count: with separators, and one decimal where weights make it broken. */
+/** Format a count, with one decimal if weights make it fractional. */
 function showCount(value) {
   if (value == null || !Number.isFinite(value)) return "–";
   return value.toLocaleString("en", { maximumFractionDigits: Number.isInteger(value) ? 0 : 1 });
 }
 
-/** A threshold: as many digits as a small one needs. */
+/** Format a threshold, with more digits near 0 and 1. */
 function showCut(value) {
   if (value == null || !Number.isFinite(value)) return "–";
   if (value === 0 || value === 1) return String(value);
@@ -67,14 +67,14 @@ function axis(options) {
   };
 }
 
-/** Digits that tell neighbouring ticks apart. */
+/** Format ticks with enough digits to tell neighbours apart. */
 function ticks(_, splits) {
   const step = splits.length > 1 ? Math.abs(splits[1] - splits[0]) : 1;
   const digits = Math.max(0, Math.min(6, -Math.floor(Math.log10(step) + 1e-9)));
   return splits.map((v) => v.toFixed(digits).replace("-", "−"));
 }
 
-/** A chart that follows its host's width, the colours of the page and what is printed. */
+/** Make a chart that follows the width of its host, the colours of the page and printing. */
 function chart(host, height, options, data) {
   const size = () => ({ width: Math.max(host.clientWidth, 120), height: height(host.clientWidth) });
   const drawn = new uPlot(
@@ -83,7 +83,7 @@ function chart(host, height, options, data) {
       legend: { show: false },
       padding: [8, 10, 0, 0],
       ...options,
-      cursor: { drag: { x: false, y: false, setScale: false }, y: false, points: { size: (u, i) => (u.series[i].told === false ? 0 : 7) }, ...(options.cursor || {}) },
+      cursor: { drag: { x: false, y: false, setScale: false }, y: false, points: { size: (u, i) => (u.series[i].silent ? 0 : 7) }, ...(options.cursor || {}) },
     },
     data,
     host,
@@ -96,7 +96,7 @@ function chart(host, height, options, data) {
   return drawn;
 }
 
-/** What the lines say where the pointer is. */
+/** A plugin that shows the values of the lines at the pointer. */
 function tooltip(host, title, label) {
   const tip = make("div", { class: "tip", hidden: true });
   host.append(tip);
@@ -108,7 +108,7 @@ function tooltip(host, title, label) {
         if (tip.hidden) return;
         const lines = u.series
           .map((series, s) => ({ series, s, value: u.data[s][i] }))
-          .filter(({ series, s, value }) => s > 0 && series.show && series.told !== false && value != null)
+          .filter(({ series, s, value }) => s > 0 && series.show && !series.silent && value != null)
           .sort((a, b) => b.value - a.value)
           .map(({ series, value }) => make("div", {}, swatch(series.colour), make("span", {}, series.label), make("b", {}, show(value, 3))));
         tip.replaceChildren(make("div", { class: "muted" }, `${title} ${label(u.data[0][i])}`), ...lines);
@@ -121,16 +121,16 @@ function tooltip(host, title, label) {
   };
 }
 
-/** Lines of all contestants over one axis. */
+/** Make a chart of lines over one x axis. */
 function lineChart(host, { x, lines, xLabel, yLabel, xRange, yRange, square, guide, draw, stepped, height }) {
   const tall = height || ((width) => (square ? Math.min(Math.max(width * 0.86, 220), 400) : 280));
   const series = lines.map((line) => ({
-    label: line.label, colour: line.colour, told: line.told, show: line.show !== false,
+    label: line.label, colour: line.colour, silent: line.silent, show: line.show !== false,
     stroke: () => (line.stroke ? line.stroke() : colour(line.colour)),
     width: line.width || 1.5, dash: line.dash, spanGaps: line.spanGaps, points: { show: !!line.dots, size: 6, fill: () => colour(line.colour), width: 0 },
     paths: stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
   }));
-  const guides = guide ? [{ label: "", told: false, stroke: () => paint["strong-rule"], width: 1, dash: [4, 4], points: { show: false } }] : [];
+  const guides = guide ? [{ label: "", silent: true, stroke: () => paint["strong-rule"], width: 1, dash: [4, 4], points: { show: false } }] : [];
   return chart(
     host, tall,
     {
@@ -144,7 +144,7 @@ function lineChart(host, { x, lines, xLabel, yLabel, xRange, yRange, square, gui
   );
 }
 
-/** Where the explorer stands on a chart: a line down to the axis, and a dot. */
+/** Mark the explorer's position on a chart: a vertical line and a dot. */
 function mark(u, x, y, fill) {
   if (![x, y].every((v) => v != null && Number.isFinite(v))) return;
   const { ctx, bbox } = u, ratio = window.devicePixelRatio || 1;
@@ -172,8 +172,9 @@ function repaint() {
 }
 window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 window.matchMedia("print").addEventListener("change", repaint);
-window.addEventListener("beforeprint", () => { repaint(); charts.forEach((drawn) => drawn.resize()); });
-window.addEventListener("afterprint", () => { repaint(); charts.forEach((drawn) => drawn.resize()); });
+for (const event of ["beforeprint", "afterprint"]) {
+  window.addEventListener(event, () => { repaint(); charts.forEach((drawn) => drawn.resize()); });
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The comparison: each contestant's mean, interval and folds
@@ -232,7 +233,7 @@ const clip = (text, length) => (text.length > length ? `${text.slice(0, length -
 // ROC, precision–recall and calibration of one class or label
 // ---------------------------------------------------------------------------------------------------------------------
 
-// with many contestants, the best and the baseline are shown at first, and others at a press
+// of many contestants, only the best, the winner and the baseline are shown at first
 const visible = CONTESTANTS.map((c, i) => CONTESTANTS.length <= 4 || i < 3 || c.baseline || c.winner);
 const emphasis = (c) => ({ width: c.baseline || c.winner ? 2.25 : 1.5, dash: c.baseline ? [6, 3] : undefined });
 const curveCharts = [];
@@ -249,11 +250,10 @@ function drawCurves() {
   );
   const hosts = [document.getElementById("roc"), document.getElementById("precision-recall")];
   hosts.forEach((host) => host.replaceChildren());
-  const said = (what, name) => `${what}: ${CONTESTANTS.map((c, i) => `${c.name} ${show(curves.contestants[i][name], 3)}`).join(", ")}`;
-  hosts[0].setAttribute("role", "img");
-  hosts[1].setAttribute("role", "img");
-  hosts[0].setAttribute("aria-label", said("ROC curves, area", "area"));
-  hosts[1].setAttribute("aria-label", said("Precision–recall curves, average precision", "averagePrecision"));
+  const description = (what, name) => `${what}: ${CONTESTANTS.map((c, i) => `${c.name} ${show(curves.contestants[i][name], 3)}`).join(", ")}`;
+  hosts.forEach((host) => host.setAttribute("role", "img"));
+  hosts[0].setAttribute("aria-label", description("ROC curves, area", "area"));
+  hosts[1].setAttribute("aria-label", description("Precision–recall curves, average precision", "averagePrecision"));
   curveCharts.push(
     lineChart(hosts[0], {
       x: curves.rates, lines: lines("roc"), guide: curves.rates, square: true, xRange: [0, 1], yRange: [0, 1.01],
@@ -289,8 +289,8 @@ function drawCalibration(curves) {
     const lines = [{ label: before ? "after" : "as it is", colour: i, y: joined[1], dots: true, spanGaps: true, width: 2 }];
     if (before) lines.push({ label: "before", colour: i, stroke: () => paint.muted, y: joined[2], spanGaps: true, dash: [3, 3] });
     const drawn = lineChart(chartHost, {
-      x: joined[0], lines: [...lines, { label: "", told: false, colour: 7, stroke: () => paint["strong-rule"], y: joined.at(-1), spanGaps: true, width: 1 }],
-      xRange: [0, 1], yRange: [0, 1], xLabel: "said", yLabel: "happened", height: (width) => Math.min(Math.max(width * 0.85, 180), 260),
+      x: joined[0], lines: [...lines, { label: "", silent: true, colour: 7, stroke: () => paint["strong-rule"], y: joined.at(-1), spanGaps: true, width: 1 }],
+      xRange: [0, 1], yRange: [0, 1], xLabel: "predicted", yLabel: "observed", height: (width) => Math.min(Math.max(width * 0.85, 180), 260),
     });
     curveCharts.push(drawn);
   });
@@ -319,8 +319,8 @@ function drawLegend() {
 drawIntervals();
 if (CONTESTANTS.length && DATA.curves.length) {
   document.getElementById("calibration-note").textContent =
-    "Rows in ten groups of like probability: what was said against the share that happened. On the diagonal, probabilities mean what they say. " +
-    "Grey and dotted is the model before calibration, where it has one.";
+    "Rows in ten groups of similar probability: the mean predicted probability against the observed share. On the diagonal they agree. " +
+    "The grey dashed line is the model before calibration, if it has one.";
   drawLegend();
   drawCurves();
 } else {

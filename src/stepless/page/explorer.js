@@ -1,14 +1,14 @@
 "use strict";
-// The explorer: knobs move the decisions, and counts, metrics and net benefit follow. The formulas are Python's own.
+// The explorer: knobs move the decisions, and counts and metrics follow, by formulas traced from the Python ones.
 
 const HELD = DATA.explorer;
 const MULTICLASS = DATA.task === "multiclass";
 const K = DATA.classes.length;
-const DENSE = MULTICLASS && K > 5; // then columns have numbers for names
+const DENSE = MULTICLASS && K > 5; // with so many classes, columns are numbered instead of named
 const MOST_CELLS = 40;
 const ONE = FORMULAS.one.length ? FORMULAS.one : FORMULAS.all;
 
-/** The knobs of a contestant as they were tuned; where nothing was tuned, ½ or no offset. */
+/** The tuned positions of a contestant's knobs; ½ or no offset if nothing was tuned. */
 function tunedKnobs(contestant) {
   const tuned = CONTESTANTS[contestant].tuned || [];
   if (MULTICLASS) return Array.from({ length: K }, (_, k) => tuned[k] ?? 0);
@@ -32,7 +32,7 @@ function nearest(cuts, value) {
 // Counts
 // ---------------------------------------------------------------------------------------------------------------------
 
-/** The four cells of a label at one of its cuts. */
+/** The counts tp, fp, fn, tn of a label at one of its cuts. */
 function cellsAt(contestant, unit, cut) {
   const { tp, fp, positive, negative } = HELD.units[unit];
   const hits = tp[contestant][cut], alarms = fp[contestant][cut];
@@ -45,7 +45,7 @@ function decode(text, Type) {
 }
 const sample = MULTICLASS && HELD ? { target: decode(HELD.target, Uint16Array), logs: HELD.logs.map((log) => decode(log, Float32Array)) } : null;
 
-/** The confusion matrix, row by row: each sample goes to the class of the highest log-probability less its offset. */
+/** The confusion matrix, row by row: a sample is decided as the class with the highest log-probability minus offset. */
 function matrixAt(contestant, offsets) {
   const matrix = new Float64Array(K * K), logs = sample.logs[contestant];
   for (let row = 0; row < HELD.rows; row++) {
@@ -58,7 +58,7 @@ function matrixAt(contestant, offsets) {
   return matrix;
 }
 
-/** The cells of each class against the rest; no cell is a difference that could leave a rounding where it is empty. */
+/** The counts tp, fp, fn, tn of each class against the rest; sums only, as a difference could round an empty cell. */
 function cellsOf(matrix) {
   const cells = new Float64Array(4 * K), rows = new Float64Array(K);
   for (let t = 0; t < K; t++) for (let d = 0; d < K; d++) rows[t] += matrix[t * K + d];
@@ -90,11 +90,11 @@ function explore() {
   const prices = [1, 1];
   const state = CONTESTANTS.map((_, i) => tunedKnobs(i));
   let current = Math.max(CONTESTANTS.findIndex((c) => c.winner), 0);
-  let focus = 0; // the label or class whose chart and cells are shown
+  let focus = 0; // the label or class of the chart and the matrix
   let charted = 0; // the metric of the chart
   const value = (m, counts) => FORMULAS.all[m](counts.cells, counts.matrix, prices);
 
-  // the chosen metric first, however it is averaged, then what errors cost, then all others
+  // the metric of the comparison first, then those with costs of errors, then all others
   const order = DATA.metrics.map((_, m) => m).sort((a, b) => rank(a) - rank(b) || a - b);
   function rank(m) { return DATA.metrics[m].chosen || (DATA.asked && m === 0) ? 0 : DATA.metrics[m].priced ? 1 : 2; }
 
@@ -149,7 +149,7 @@ function explore() {
       input.setAttribute("aria-invalid", String(!good));
       if (!good) return;
       prices[place] = typed;
-      // a calibrated probability pays from fa / (fa + miss) on
+      // the threshold of least expected cost for calibrated probabilities
       const pays = prices[0] / (prices[0] + prices[1]);
       state[current] = HELD.units.map((unit) => nearest(unit.cuts, pays));
       update(true);
@@ -221,13 +221,13 @@ function explore() {
         label: c.name, colour: i, show: visible[i] || i === current, ...emphasis(c),
         y: cuts.map((_, cut) => finite(ONE[charted](cellsAt(i, focus, cut), null, prices))),
       }));
-      // nothing happens beyond the highest score
+      // the counts do not change beyond the highest score
       const last = Math.max(...cuts.filter((_, cut) => tp.some((t, i) => t[cut] + fp[i][cut] > 0)));
       xRange = [0, Math.min(1, last * 1.02)];
     }
     const all = lines.filter((line) => line.show !== false).flatMap((line) => line.y.filter((v, i) => v != null && x[i] <= xRange[1]));
     let low = Math.min(...all), high = Math.max(...all);
-    if (DATA.metrics[charted].priced) low = Math.max(low, high - 3 * Math.max(Math.abs(high), 0.05)); // what falls without bound is cut
+    if (DATA.metrics[charted].priced) low = Math.max(low, high - 3 * Math.max(Math.abs(high), 0.05)); // net benefit falls without bound
     const room = 0.05 * (high - low || 0.1);
     chartHost.setAttribute("aria-label", `${DATA.metrics[charted].name} ${against}${focusSelect ? ` ${names[focus]}` : ""}`);
     drawn = lineChart(chartHost, {
@@ -235,18 +235,18 @@ function explore() {
     });
   }
 
-  // --- following ---------------------------------------------------------------------------------------------------
-  let waiting = 0, afresh = false;
+  // --- updating ----------------------------------------------------------------------------------------------------
+  let waiting = 0, stale = false;
   function update(newChart) {
-    afresh = afresh || newChart;
-    follow();
+    stale = stale || newChart;
+    showNumbers();
     cancelAnimationFrame(waiting);
     waiting = requestAnimationFrame(() => {
-      if (afresh || !drawn || current !== drawn.of) { redraw(); drawn.of = current; } else drawn.redraw(false);
-      afresh = false;
+      if (stale || !drawn || current !== drawn.of) { redraw(); drawn.of = current; } else drawn.redraw(false);
+      stale = false;
     });
   }
-  function follow() {
+  function showNumbers() {
     const at = state[current];
     knobs.forEach(({ range, number }, u) => {
       const shown = MULTICLASS ? show(at[u], 2) : showCut(HELD.units[u].cuts[at[u]]);
@@ -270,10 +270,10 @@ function explore() {
   }
   function summarise(counts) {
     const name = CONTESTANTS[current].name, chosen = DATA.metrics[order[0]];
-    const said = `${chosen.name} ${show(value(order[0], counts), 3)}`;
-    if (DATA.task !== "binary") return `${name}: ${said}.`;
+    const result = `${chosen.name} ${show(value(order[0], counts), 3)}`;
+    if (DATA.task !== "binary") return `${name}: ${result}.`;
     const [tp, fp, fn] = counts.cells;
-    return `${name} at ${showCut(HELD.units[0].cuts[state[current][0]])}: ${showCount(tp)} found, ${showCount(fn)} missed, ${showCount(fp)} false alarms; ${said}.`;
+    return `${name} at ${showCut(HELD.units[0].cuts[state[current][0]])}: ${showCount(tp)} found, ${showCount(fn)} missed, ${showCount(fp)} false alarms; ${result}.`;
   }
 
   // --- confusion ---------------------------------------------------------------------------------------------------
@@ -304,10 +304,10 @@ function explore() {
   }
 
   document.addEventListener("shown", () => update(true));
-  const pooled = "Every row is scored by a model that has not seen it (first repeat), and all rows are counted together, so figures differ a little from the mean over folds above.";
+  const pooled = "Every row is scored by a model that has not seen it (first repeat), and all rows are counted together, so numbers differ a little from the means over folds above.";
   const sampled = MULTICLASS && HELD.rows < HELD.of ? ` The explorer counts a sample of ${showCount(HELD.rows)} of ${showCount(HELD.of)} rows, weighted to stand for all.` : "";
-  const help = MULTICLASS ? " A row goes to the class of the highest log-probability less the class's offset: raise an offset, and its class is chosen less often." : " Typed costs move the threshold to where a calibrated probability pays.";
-  const averaged = DATA.asked ? ` Counts do not tell the ${DATA.asked} average, which the comparison is by; here it is ${DATA.average}.` : "";
+  const help = MULTICLASS ? " A row is decided as the class with the highest log-probability minus offset: raise an offset, and its class is chosen less often." : " Typed costs move the threshold to the one of least expected cost for calibrated probabilities.";
+  const averaged = DATA.asked ? ` The ${DATA.asked} average of the comparison cannot be computed from counts; here it is ${DATA.average}.` : "";
   document.getElementById("explorer-note").textContent = pooled + help + averaged + sampled;
   update(true);
 }

@@ -1,7 +1,7 @@
-"""From an `Outcome` to what the report's page reads: curves on common grids, counts at cuts, and the formulas.
+"""Turn an `Outcome` into the data of the report's page: curves on common grids, counts at cuts, and formulas.
 
-Sizes are bounded whatever the data's: cuts, curve points, rows of a multiclass sample and names have their limits, and
-what was left out is said on the page.
+The page has a bounded size whatever the data: cuts, points of curves, rows of a multiclass sample and lengths of names
+are limited, and the page says what was left out.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from stepless.counts import Counts
 from stepless.cuts.sweep import Floats, score_counts, sweep
 from stepless.formula import resolve, with_costs_of_decisions
 from stepless.metrics import METRICS
-from stepless.outcome import Entry, Outcome, Threshold, format_metric
+from stepless.outcome import Entry, Outcome, Threshold, clip, format_metric
 from stepless.page.formulas import LONGEST, Formula, is_priced, script, trace
 from stepless.page.reliability import brier, log_loss, reliability
 from stepless.registry import Metric
 from stepless.scoring import score
 from stepless.tasks import Task
 
-_CUTS = 600  # of a binary task, over all contestants
-_ALL_CUTS = 24_000  # counts of all labels and contestants
-_POINTS = 161  # of a curve
-_UNITS = 12  # classes or labels that have curves of their own
-_SAMPLE_BYTES = 700_000  # of a multiclass sample
+_CUTS = 600  # cuts of one label, over all contestants
+_ALL_CUTS = 24_000  # cuts × labels × contestants
+_POINTS = 161  # points of a curve
+_UNITS = 12  # classes or labels with curves of their own
+_SAMPLE_BYTES = 700_000  # size of a multiclass sample
 _LONGEST_TEXT = 160
 
 
 @dataclass(frozen=True)
 class PageData:
-    """What the page needs: JSON for the figures, and JavaScript for the formulas."""
+    """The data of the page, to be embedded as JSON, and its formulas as JavaScript."""
 
     held: dict[str, Any]
     formulas: str
 
 
 def page_data(outcome: Outcome) -> PageData:
-    """All figures of the page.
+    """Return the data and formulas of the page.
 
     Args:
-        outcome: What `stepless.compare` found.
+        outcome: The result of `stepless.compare`.
     """
     entries = shown(outcome)
     metrics, all_formulas, one_formulas = _formulas(outcome)
@@ -86,7 +86,7 @@ def page_data(outcome: Outcome) -> PageData:
         "curves": [_curves(outcome, entries, unit) for unit in curve_units(outcome)],
         "explorer": _explorer(outcome, entries) if entries and metrics else None,
     }
-    one = "[]" if outcome.task == "binary" else script(one_formulas)  # there, one class is all there is
+    one = "[]" if outcome.task == "binary" else script(one_formulas)  # binary: the same as all
     formulas = f"{{all:{script(all_formulas)},one:{one}}}"
     return PageData(held, formulas)
 
@@ -97,19 +97,18 @@ def page_data(outcome: Outcome) -> PageData:
 
 
 def shown(outcome: Outcome) -> list[Entry]:
-    """The contestants that have curves: those that were fitted and scored every row."""
+    """Return the contestants that have curves: those with probabilities for every row."""
     whole = [e for e in outcome.entries if e.failed is None and len(e.probabilities) == len(outcome.target)]
     return [e for e in whole if np.isfinite(e.probabilities).all()]
 
 
 def short(text: object) -> str:
-    """A name from the data, cut where it is too long to be read anyway."""
-    name = str(text)
-    return name if len(name) <= _LONGEST_TEXT else name[: _LONGEST_TEXT - 1] + "…"
+    """Return a name from the data as text of bounded length."""
+    return clip(str(text), _LONGEST_TEXT)
 
 
 def class_names(outcome: Outcome) -> list[str]:
-    """What is decided, in the order of the counts: the two or more classes, or the labels."""
+    """Return the names of the classes (binary: negative, positive) or labels."""
     if outcome.task == "multilabel":
         names = outcome.labels or tuple(f"label {i}" for i in range(outcome.target.shape[1]))
         return [short(name) for name in names]
@@ -120,7 +119,7 @@ def class_names(outcome: Outcome) -> list[str]:
 
 
 def chosen_metric(outcome: Outcome) -> Metric | None:
-    """The metric of the comparison; None where it is a function, and the outcome comes from a file."""
+    """Return the metric of the comparison; None if it was a function and the outcome was read from a file."""
     if outcome.resolved is not None:
         return outcome.resolved
     try:
@@ -134,7 +133,7 @@ def chosen_metric(outcome: Outcome) -> Metric | None:
 
 
 def metric_name(outcome: Outcome) -> str:
-    """The metric with its options, as the page shows it."""
+    """Return the metric with its options, for display."""
     metric = chosen_metric(outcome)
     if metric is None:
         return short(outcome.metric)
@@ -155,7 +154,7 @@ def _constraints(outcome: Outcome) -> tuple[Constraint, ...]:
 
 
 def _formulas(outcome: Outcome) -> tuple[list[Metric], list[Formula | None], list[Formula | None]]:
-    """The metrics to show, the chosen one first, and their formulas: of all classes together, and of one alone."""
+    """The metrics to show, the chosen one first, and their formulas: of all classes together, and of a single one."""
     task: Task = outcome.task  # type: ignore[assignment]
     classes = 1 if task == "binary" else len(class_names(outcome))
     average = _average(outcome)
@@ -175,16 +174,17 @@ def _formulas(outcome: Outcome) -> tuple[list[Metric], list[Formula | None], lis
 
 
 def _average(outcome: Outcome) -> Any:
-    """How the explorer averages: as the comparison does, where counts are enough for it."""
+    """The average of the explorer: that of the comparison, unless it cannot be computed from counts."""
     return outcome.average if outcome.average in ("macro", "micro", "weighted") else "macro"
 
 
-def _fitting(metric: Metric, classes: int, task: Task, average: Any, left: int) -> Formula | None:
-    """The formula, unless it is longer than what is left; of so many classes it is not even tried."""
-    if 20 * classes * (classes if metric.kind == "matrix" and task == "multiclass" else 4) > left:
+def _fitting(metric: Metric, classes: int, task: Task, average: Any, longest: int) -> Formula | None:
+    """The formula of a metric; None if it would be longer than this."""
+    # an estimate of the length, as tracing many classes takes long
+    if 20 * classes * (classes if metric.kind == "matrix" and task == "multiclass" else 4) > longest:
         return None
     formula = trace(metric, classes, task, average)
-    return None if formula is None or len(formula.javascript) > left else formula
+    return None if formula is None or len(formula.javascript) > longest else formula
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def _fitting(metric: Metric, classes: int, task: Task, average: Any, left: int) 
 
 
 def curve_units(outcome: Outcome) -> list[int]:
-    """The classes or labels that have curves of their own: the commonest, in the data's order; binary: the positive."""
+    """Return the classes or labels with curves of their own: the most frequent ones, in order; binary: the positive."""
     if outcome.task == "binary":
         return [1]
     count = len(class_names(outcome))
@@ -202,19 +202,19 @@ def curve_units(outcome: Outcome) -> list[int]:
 
 
 def unit_target(outcome: Outcome, unit: int) -> Floats:
-    """0 and 1 for one class or label against the rest."""
+    """Return 0 and 1 for one class or label against the rest."""
     if outcome.task == "multilabel":
         return outcome.target[:, unit].astype(np.float64)
     return (outcome.target == unit).astype(np.float64)
 
 
 def unit_scores(probabilities: Floats, unit: int) -> Floats:
-    """The probability of one class or label."""
+    """Return the probability of one class or label."""
     return probabilities if probabilities.ndim == 1 else probabilities[:, unit]
 
 
 def _ranked(metric: str, entry: Entry, outcome: Outcome, unit: int) -> float:
-    """A metric of the ranking of one class or label; NaN where there is one class alone."""
+    """A ranking metric of one class or label; NaN if all rows are of one class."""
     target = unit_target(outcome, unit)
     if len(np.unique(target)) < 2:
         return math.nan
@@ -223,9 +223,9 @@ def _ranked(metric: str, entry: Entry, outcome: Outcome, unit: int) -> float:
 
 
 def _curves(outcome: Outcome, entries: list[Entry], unit: int) -> dict[str, Any]:
-    """ROC, precision–recall and reliability of one class or label, all contestants on the same grids."""
+    """ROC, precision–recall and reliability of one class or label, for all contestants on the same grids."""
     target = unit_target(outcome, unit)
-    # squares: where positives are rare, what matters happens at few false alarms
+    # squared for more points at low rates, which matter if positives are rare
     rates, recalls = np.linspace(0, 1, _POINTS) ** 2, np.linspace(0, 1, _POINTS)
     found = []
     for entry in entries:
@@ -279,25 +279,25 @@ def _explorer(outcome: Outcome, entries: list[Entry]) -> dict[str, Any]:
 
 
 def _unit(outcome: Outcome, entries: list[Entry], unit: int, most: int) -> dict[str, Any]:
-    """The counts of one label at cuts that all contestants share, from "everybody" to "nobody"."""
+    """The counts of one label at cuts that all contestants share, from 0 to 1."""
     target = unit_target(outcome, unit)
     place = 0 if outcome.task == "binary" else unit
     scores = [unit_scores(entry.probabilities, unit) for entry in entries]
     tuned = [_cut(entry.threshold, place) for entry in entries]
     cuts = _common_cuts(scores, target, outcome.weight, [t for t in tuned if t is not None], most)
     counted = [counts_at(s, target, outcome.weight, cuts) for s in scores]
-    everybody = counted[0]  # the first cut is 0
+    all_positive = counted[0]  # at the first cut, which is 0
     return {
         "cuts": cuts.tolist(),
-        "positive": _plain(everybody.tp[0]),
-        "negative": _plain(everybody.fp[0]),
+        "positive": _plain(all_positive.tp[0]),
+        "negative": _plain(all_positive.fp[0]),
         "tp": [list(map(_plain, counts.tp)) for counts in counted],
         "fp": [list(map(_plain, counts.fp)) for counts in counted],
     }
 
 
 def counts_at(scores: Floats, target: Floats, weight: Floats | None, cuts: Floats) -> Counts:
-    """The counts where everybody from each cut on is called positive.
+    """Return the counts at each cut, where scores of at least the cut are decided positive.
 
     >>> counts_at(np.array([0.2, 0.6, 0.9]), np.array([0.0, 0.0, 1.0]), None, np.array([0.0, 0.6, 1.0])).fp
     array([2., 1., 0.])
@@ -311,7 +311,7 @@ def counts_at(scores: Floats, target: Floats, weight: Floats | None, cuts: Float
 
 
 def _common_cuts(scores: list[Floats], target: Floats, weight: Floats | None, fixed: list[float], most: int) -> Floats:
-    """Every distinct cut of every contestant, or so many that spread evenly over its positives and negatives."""
+    """Every distinct cut of every contestant, or as many as allowed, spread evenly over its positives and negatives."""
     each = max(most // len(scores), 10)
     found = []
     for values in scores:
@@ -323,13 +323,13 @@ def _common_cuts(scores: list[Floats], target: Floats, weight: Floats | None, fi
             inner = inner[np.unique(np.searchsorted(passed, np.linspace(passed[0], passed[-1], each)))]
         found.append(inner)
     even = np.arange(1, 100) / 100 if most >= 200 else np.arange(1, 20) / 20
-    # five digits are enough for a place between two scores: the counts are those of the rounded cut
+    # rounded to five digits for a smaller page; the counts are computed at the rounded cuts
     spread = [float(f"{cut:.5g}") for cut in np.concatenate(found)]
     return np.unique(np.clip([0.0, 0.5, 1.0, *fixed, *even, *spread], 0.0, 1.0))
 
 
 def _sample(outcome: Outcome, entries: list[Entry]) -> dict[str, Any]:
-    """Log-probabilities of a multiclass task: of all rows, or of a sample that weighs as much as its class."""
+    """Log-probabilities of a multiclass task, of all rows or of a sample, weighted to stand for all."""
     classes = len(outcome.classes)
     most = max(100, _SAMPLE_BYTES * 3 // (16 * classes * len(entries)))
     given = np.ones(len(outcome.target)) if outcome.weight is None else outcome.weight
@@ -346,7 +346,7 @@ def _sample(outcome: Outcome, entries: list[Entry]) -> dict[str, Any]:
 
 
 def _stratified(target: Any, weight: Floats, most: int, rng: np.random.Generator) -> tuple[Any, Floats]:
-    """About so many rows at most, each class by its share but by ten at least, and how many each row stands for."""
+    """Sample about ``most`` rows, in proportion to the classes but ten of each at least, with the weight of each."""
     if len(target) <= most:
         return np.arange(len(target)), weight
     chosen, stands = [], []
@@ -365,13 +365,13 @@ def _stratified(target: Any, weight: Floats, most: int, rng: np.random.Generator
 
 
 def _cut(threshold: Threshold | None, place: int) -> float | None:
-    """The threshold of one label, inside [0, 1]: beyond, it says yes, or no, to all as the end does."""
+    """The threshold of one label, clipped to [0, 1], beyond which decisions do not change."""
     cut = threshold[place] if isinstance(threshold, tuple) else threshold
     return None if cut is None or math.isnan(cut) else min(max(float(cut), 0.0), 1.0)
 
 
 def _tuned(threshold: Threshold | None, outcome: Outcome) -> list[float | None] | None:
-    """The thresholds or offsets, one a unit of the explorer."""
+    """The thresholds or offsets of the explorer's sliders."""
     if threshold is None:
         return None
     if outcome.task == "multiclass":
@@ -380,12 +380,12 @@ def _tuned(threshold: Threshold | None, outcome: Outcome) -> list[float | None] 
 
 
 def _number(value: float) -> float | None:
-    """A number for JSON, which knows no NaN."""
+    """A number for JSON, which has no NaN."""
     return float(f"{value:.7g}") if math.isfinite(value) else None
 
 
 def _plain(value: float) -> float | int:
-    """A count: whole where it is whole."""
+    """A count, as an integer if it is one."""
     return int(value) if float(value).is_integer() else float(f"{value:.10g}")
 
 

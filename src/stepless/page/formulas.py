@@ -1,7 +1,7 @@
-"""The metrics as JavaScript: each formula traced once, so that the report's page computes what Python computes.
+"""Metrics as JavaScript, traced from their Python formulas, so that both compute the same.
 
-No formula is typed a second time. A metric is called with symbols (`stepless.kernels.tracing`) in place of counts,
-averaged by `stepless.averaging` as ever, and the arithmetic that it wrote down is printed as a function of the page.
+A metric is called with symbols (`stepless.kernels.tracing`) in place of counts and averaged by `stepless.averaging`;
+the recorded arithmetic is printed as a JavaScript function.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from stepless.metrics import METRICS
 from stepless.registry import Metric
 from stepless.tasks import Task
 
-#: What traced code calls, as JavaScript.
+#: Definitions that the traced code needs.
 PRELUDE = "const where = (holds, yes, no) => holds ? yes : no, power = Math.pow, nan = NaN, inf = Infinity;"
 
-#: How long all formulas together may be; those of many classes are long, because each class has its own lines.
+#: The most characters of all formulas together; those of many classes are long, as each class has its own lines.
 LONGEST = 300_000
 
 
@@ -29,8 +29,8 @@ LONGEST = 300_000
 class Formula:
     """A traced metric: assignments to ``v0, v1, …`` and the name of the result.
 
-    They read ``c``, the cells tp, fp, fn, tn of one class after the other, or ``m``, the K×K matrix row by row, and
-    ``p``, what a false alarm and a miss cost.
+    The lines read ``c``, the counts tp, fp, fn, tn of each class in turn, or ``m``, the K×K matrix row by row, and
+    ``p``, the costs of a false alarm and of a miss.
     """
 
     lines: tuple[str, ...]
@@ -44,7 +44,7 @@ class Formula:
 
 
 class _Share(Symbol):
-    """A symbol that is known to lie strictly between 0 and 1, for a metric that checks it."""
+    """A symbol that passes the check of a metric for a value strictly between 0 and 1."""
 
     __slots__ = ()
 
@@ -56,10 +56,10 @@ class _Share(Symbol):
 
 
 def trace(metric: Metric, classes: int = 1, task: Task = "binary", average: Average = "macro") -> Formula | None:
-    """The metric of the counts of all classes, as straight-line code; None if it does more than arithmetic.
+    """Trace a metric of the counts of all classes; None if it does more than arithmetic.
 
-    What a false alarm and a miss cost is left open in ``cost`` and ``net_benefit``, unless they have options bound or
-    there are more than two classes to mistake for each other.
+    In ``cost`` and ``net_benefit`` the costs of errors stay variables, except in multiclass tasks and if their options
+    are bound.
 
     >>> trace(METRICS["precision"]).lines[:3]
     ('v0 = c[0]', 'v1 = c[1]', 'v4 = v0 + v1')
@@ -80,12 +80,12 @@ def trace(metric: Metric, classes: int = 1, task: Task = "binary", average: Aver
     return Formula(tuple(tape.lines(result.index)), str(result))
 
 
-#: Options that say what errors cost.
+#: Options that set the costs of errors.
 _PRICES = {"costs", "threshold_probability"}
 
 
 def is_priced(metric: Metric) -> bool:
-    """Whether the metric's value depends on what errors cost, and nobody has said what they do."""
+    """Whether the metric depends on costs of errors that are not bound."""
     return bool(_PRICES & set(metric.defaults)) and METRICS.get(metric.name) == metric
 
 
@@ -95,10 +95,10 @@ def _priced(metric: Metric, tape: Tape) -> Metric:
     alarm, miss = tape.write("p[0]", []), tape.write("p[1]", [])
     if "costs" in metric.defaults:
         return metric.bind(costs=((0.0, alarm), (miss, 0.0)))
-    share = np.array([_Share(tape, (alarm / (alarm + miss)).index)])  # an array, to be multiplied with arrays
+    share = np.array([_Share(tape, (alarm / (alarm + miss)).index)])  # an array, because it is multiplied with arrays
     return replace(metric, options=(("threshold_probability", share),))
 
 
 def script(formulas: Sequence[Formula | None]) -> str:
-    """An array of functions, null where there is none."""
+    """Return a JavaScript array of functions, with null for None."""
     return "[" + ",\n".join("null" if f is None else f.javascript for f in formulas) + "]"

@@ -1,4 +1,4 @@
-"""How far probabilities can be trusted: what was said against what happened, and three numbers for it."""
+"""Calibration of probabilities: predicted against observed, and three scores."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 
 from stepless.cuts.sweep import Floats
 
-_TINY = 1e-15  # a probability of 0 that was wrong would make the log loss infinite
+_TINY = 1e-15  # keeps the log loss finite if the probability of what happened was 0
 
 
 class Reliability(NamedTuple):
-    """Groups of rows of like probability, from low to high.
+    """Groups of rows with similar probabilities, from low to high.
 
     Attributes:
         predicted: The mean probability of each group.
-        observed: The share of positives in it.
-        weight: How many rows it has, by weight.
+        observed: The share of positives in each group.
+        weight: The total weight of each group.
     """
 
     predicted: Floats
@@ -26,18 +26,18 @@ class Reliability(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Expected calibration error: the mean distance of what was said from what happened."""
+        """Expected calibration error: the mean absolute difference of predicted and observed."""
         return float(np.average(np.abs(self.predicted - self.observed), weights=self.weight))
 
 
 def reliability(probabilities: Floats, target: Floats, weight: Floats | None = None, groups: int = 10) -> Reliability:
-    """What was said against what happened, in groups of about as many rows each; rows of one probability stay together.
+    """Compare predicted and observed shares in groups of about equal size; equal probabilities stay together.
 
     Args:
         probabilities: ``(n,)``.
         target: ``(n,)`` of 0 and 1.
-        weight: One weight a row, more than 0.
-        groups: How many groups, at most.
+        weight: One positive weight per row.
+        groups: The most groups.
 
     Example:
         >>> found = reliability(np.array([0.1, 0.2, 0.8, 0.9]), np.array([0, 0, 1, 1]), groups=2)
@@ -50,13 +50,13 @@ def reliability(probabilities: Floats, target: Floats, weight: Floats | None = N
     middle = np.cumsum(mass) - mass / 2
     group = np.minimum((groups * middle / mass.sum()).astype(np.int64), groups - 1)[place]
     sums = (np.bincount(group, x, groups) for x in (weight, weight * probabilities, weight * target))
-    total, said, true = (x.astype(np.float64) for x in sums)
+    total, predicted, observed = (x.astype(np.float64) for x in sums)
     full = total > 0
-    return Reliability(said[full] / total[full], true[full] / total[full], total[full])
+    return Reliability(predicted[full] / total[full], observed[full] / total[full], total[full])
 
 
 def brier(probabilities: Floats, target: Floats, weight: Floats | None = None) -> float:
-    """The mean squared distance of the probability from 0 or 1.
+    """Return the mean squared difference of probability and target.
 
     >>> brier(np.array([0.5, 1.0]), np.array([0, 1]))
     0.125
@@ -65,10 +65,10 @@ def brier(probabilities: Floats, target: Floats, weight: Floats | None = None) -
 
 
 def log_loss(probabilities: Floats, target: Floats, weight: Floats | None = None) -> float:
-    """The mean of −log of what was said of what happened.
+    """Return the mean of −log of the probability given to what happened.
 
     >>> round(log_loss(np.array([0.5, 1.0]), np.array([0, 1])), 4)
     0.3466
     """
-    said = np.where(target == 1, probabilities, 1 - probabilities)
-    return float(np.average(-np.log(np.maximum(said, _TINY)), weights=weight))
+    given = np.where(target == 1, probabilities, 1 - probabilities)
+    return float(np.average(-np.log(np.maximum(given, _TINY)), weights=weight))
