@@ -443,7 +443,7 @@ def test_targets_that_cannot_be_learned(binary):
     X, y = binary
     with pytest.raises(ValueError, match="y has one class only"):
         MetricBooster().fit(X, np.zeros(len(y)))
-    with pytest.raises(ValueError, match="one label a row; for 0 and 1 in several columns use"):
+    with pytest.raises(ValueError, match="one label per row; for 0 and 1 in several columns use"):
         MetricBooster().fit(X, np.stack([y, 1 - y], 1))
     with pytest.raises(ValueError, match=r"sample_weight is 0 for every row|at least one non-zero"):
         MetricBooster().fit(X, y, np.zeros(len(y)))

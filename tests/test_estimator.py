@@ -353,6 +353,8 @@ def test_models(binary, model):
 def test_a_factory_for_several_classes(classes):
     X, y = classes
     agree(quick(model=two_arguments).fit(X, y), X)
+    with pytest.raises(ValueError, match=r"must take rows of \d+ features.*; it fails with: mat1 and mat2 shapes"):
+        quick(model=lambda: nn.Linear(99, 3)).fit(X, y)
     with pytest.raises(ValueError, match="must give 3 logits a row for this task; it gave 1"):
         quick(model=no_arguments).fit(X, y)
     with pytest.raises(

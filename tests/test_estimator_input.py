@@ -58,7 +58,7 @@ DATA = {
     "lengths": (X, Y[:-1], "Found input variables with inconsistent numbers of samples: [60, 59]"),
     "no y": (X, None, "MetricClassifier requires y to be passed, but the target y is None."),
     "numbers for y": (X, np.linspace(0, 1, 60), "Unknown label type"),
-    "labels that are not 0 or 1": (X, np.stack([Y, Y + 1], 1), "y must hold one label a row, or 0 and 1"),
+    "labels that are not 0 or 1": (X, np.stack([Y, Y + 1], 1), "y must hold one label per row, or 0 and 1"),
 }
 
 
@@ -283,7 +283,7 @@ def test_labels_of_pandas_own_types_stay_what_they_are(dtype):
 def test_classes_that_are_as_frequent_are_told():
     X = np.random.default_rng(0).normal(size=(60, 2))
     with pytest.warns(
-        UserWarning, match=r"classes 'a' and 'b' are nearly as frequent \(30 and 30 rows\).*pass pos_label"
+        UserWarning, match=r"classes 'a' and 'b' are about equally frequent \(30 and 30 rows\), and 'b' is taken"
     ):
         sl.MetricBooster(n_estimators=3, random_state=0).fit(X, ["a", "b"] * 30)
 

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Collection
 from dataclasses import replace
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, get_args
 
 import numpy as np
@@ -15,27 +15,22 @@ from numpy.typing import NDArray
 
 from stepless.boosting import Library
 from stepless.costs import Costs, Floats, Form
-from stepless.ensembles.choosing import Choice, check_cut, choose, expected, foreseeable, given_cut, leave_some
+from stepless.ensembles.choosing import Choice, check_cut, choose, expected, foreseeable, leave_some
 from stepless.ensembles.growing import Growth, Watch, grow
 from stepless.ensembles.portfolio import Ensemble, are_draws, make_folds, merge_rows
 from stepless.ensembles.predicting import Predicting
-from stepless.extras import needs
-from stepless.models.model import Model, library_versions, mean_score
-from stepless.models.preprocessing import Features, fit_features
+from stepless.models.model import Model, mean_score
+from stepless.models.preprocessing import fit_features
 from stepless.numerics import is_whole
-from stepless.params import json_params
 from stepless.rules import Rule
 from stepless.scoring import make_path
 from stepless.tables.frames import Table
 from stepless.trees.steppers import Settings, in_our_words, library_module
 
-with needs("MetricBooster needs scikit-learn", "sklearn", "sklearn"):
-    from sklearn.utils import check_random_state
-
-#: With fewer distinct rows no fold is held out: what remained would be too little, and what is held too few to count.
+#: With fewer distinct rows no fold is held out: too few would remain to grow on, and too few would be counted.
 _FEWEST = 50
-#: So many rows are looked at to see that there are enough distinct ones.
-_LOOK = 1000
+#: A question about all rows is first asked of this many, which usually settle it.
+_FIRST_ROWS = 1000
 
 
 class MetricBooster(Predicting):
@@ -155,7 +150,7 @@ class MetricBooster(Predicting):
         if n and (_are_distinct(matrix) or are_draws(matrix)):
             folds = make_folds(target, rule.task, n, settings.seed)
             weight = None if weight is None else weight * (len(weight) / weight.sum())
-        else:  # here a weight of k is k rows: how many there are matters to the libraries
+        else:  # here a weight of k must be the same as k rows
             matrix, target, weight = merge_rows(matrix, target, weight)
         path = make_path((rule.resolved,), task=rule.task, average=rule.average)
         with in_our_words(settings):
@@ -173,11 +168,14 @@ class MetricBooster(Predicting):
                 stacklevel=2,
             )
         choice = self._choose(growths, rule, target, weight, folds)
-        if not folds:  # the score is that of rows the trees have grown on
+        if not folds:  # a score of training rows
             choice = replace(choice, option=replace(choice.option, score=math.nan))
-        model = self._make_model(features, growths, choice, rule)
+        model = self._make_model(
+            rule, features, [growth.ensemble.member for growth in growths], [1 / len(growths)] * len(growths),
+            self.library, calibration=choice.calibration, threshold=choice.threshold, score=choice.option.score,
+        )  # fmt: skip
         if folds and self.threshold == "expected" and rule.task == "binary" and rule.subject_to is None:
-            model = _not_the_same_for_all(model, table, weight, rule.positive)
+            model = _with_both_decisions(model, table, weight, rule.positive)
         self.rounds_ = {form: growth.rounds for form, growth in zip(forms, growths, strict=True)}
         self.history_ = {form: growth.scores for form, growth in zip(forms, growths, strict=True)}
         self._adopt(model, rule)
@@ -206,25 +204,20 @@ class MetricBooster(Predicting):
         for name in self.params or {}:
             if not isinstance(name, str):
                 raise TypeError(f"params must hold the library's parameters by their names; got {name!r} for a name.")
-        seed = self.random_state
-        random = check_random_state(seed)  # which refuses what is no seed
-        seed = int(seed) if isinstance(seed, Integral) else int(random.randint(2**31 - 1))
         return Settings(
-            self.library, int(self.n_estimators), float(rate), dict(self.params or {}), seed % 2**31,
+            self.library, int(self.n_estimators), float(rate), dict(self.params or {}), self._seed(),
             _threads(self.n_jobs),
         )  # fmt: skip
 
     def _check_task(self, task: str) -> None:
         if task == "multilabel":
             raise ValueError(
-                "MetricBooster takes one label a row; for 0 and 1 in several columns use"
+                "MetricBooster takes one label per row; for 0 and 1 in several columns use"
                 " sklearn.multioutput.MultiOutputClassifier(MetricBooster(…))."
             )
 
     def _forms(self, rule: Rule) -> tuple[Form, ...]:
-        check_cut(self.threshold, rule.subject_to)
-        if not isinstance(self.threshold, str):
-            given_cut(self.threshold, rule)  # which raises now, and not after the fit
+        check_cut(self.threshold, rule)
         forms, known = self.forms, get_args(Form)
         listed = isinstance(forms, Collection) and not isinstance(forms, str) and all(isinstance(f, str) for f in forms)
         if not listed or not forms or len(set(forms)) < len(forms) or not set(forms) <= set(known):
@@ -232,10 +225,10 @@ class MetricBooster(Predicting):
         return ("cross_entropy",) if rule.subject_to is not None else tuple(forms)
 
     def _folds(self, target: NDArray[np.int64], rule: Rule) -> int:
-        """How many folds there can be; 0 for none."""
-        if rule.task != "binary":  # trees that have not seen a class still tell the others apart
+        """The number of folds; 0 if no rows can be held out."""
+        if rule.task != "binary":  # trees that have not seen one class still tell the others apart
             return int(self.n_members)
-        # without a row of each class left to grow on, there is nothing to decide
+        # every booster needs a row of each class
         smallest = int(np.bincount(target).min())
         return min(int(self.n_members), smallest) if smallest > 1 else 0
 
@@ -252,7 +245,7 @@ class MetricBooster(Predicting):
         weight: Floats | None,
         folds: tuple[NDArray[np.intp], ...],
     ) -> Choice:
-        """The calibration and the cut of the mean of all forms."""
+        """Calibrate the mean of all forms and choose its threshold."""
         stacked = np.stack([growth.ensemble.held for growth in growths])
         shares = np.full(len(growths), 1 / len(growths))
         if rule.task == "binary":
@@ -262,34 +255,14 @@ class MetricBooster(Predicting):
         rows = np.concatenate(folds) if folds else np.arange(len(target))
         numbers = np.repeat(np.arange(len(folds)), [len(fold) for fold in folds]) if folds else np.zeros(len(rows), int)
         y, w = target[rows], None if weight is None else weight[rows]
-        free = rule.subject_to is None  # constraints are met by what is tuned on true labels alone
+        free = rule.subject_to is None  # constraints need a threshold that is tuned on true labels
         if self.threshold == "expected" and folds and free and foreseeable(rule, calibrate=self.calibrate):
             return expected(held, rule, y, w, numbers, calibrate=self.calibrate)
         cut: Any = "tuned" if self.threshold == "expected" else self.threshold
         if not folds and free and isinstance(cut, str):
-            cut = "half"  # of rows that the trees have grown on there is nothing to be learned about the cut
+            cut = "half"  # training rows say nothing about the best threshold
         average = Ensemble("average", growths[0].ensemble.member, held)
         return choose([average], rule, y, w, numbers, cut=cut, calibrate=self.calibrate and bool(folds))
-
-    def _make_model(self, features: Features, growths: list[Growth], choice: Choice, rule: Rule) -> Model:
-        library, score = library_module(self.library), choice.option.score
-        return Model(
-            task=rule.task,
-            classes=rule.classes,
-            positive=rule.positive if rule.task == "binary" else None,
-            metric=rule.resolved.name,
-            features=features,
-            members=tuple(growth.ensemble.member for growth in growths),
-            weights=(1 / len(growths),) * len(growths),
-            calibration=choice.calibration,
-            threshold=choice.threshold,
-            versions={**library_versions(), self.library: str(library.__version__)},
-            settings={
-                "estimator": type(self).__name__,
-                "params": json_params(self),
-                "score": None if math.isnan(score) else score,
-            },
-        )
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -297,11 +270,11 @@ class MetricBooster(Predicting):
         return tags
 
 
-def _not_the_same_for_all(model: Model, table: Table, weight: Floats | None, positive: int) -> Model:
-    """The model, with its cut moved if it says the same of all rows: a mean of boosters is not as extreme as each."""
+def _with_both_decisions(model: Model, table: Table, weight: Floats | None, positive: int) -> Model:
+    """Move the threshold if all rows get the same decision, since a mean of boosters is less extreme than each."""
     cut = model.threshold
     assert isinstance(cut, float)
-    for part in (table.take(np.arange(min(_LOOK, table.rows))), table):  # usually the first rows differ
+    for part in (table.take(np.arange(min(_FIRST_ROWS, table.rows))), table):
         p = model.probabilities(part)[:, positive]
         if (p >= cut).any() and not (p >= cut).all():
             return model
@@ -309,7 +282,7 @@ def _not_the_same_for_all(model: Model, table: Table, weight: Floats | None, pos
 
 
 def _threads(n_jobs: Any) -> int:
-    """As joblib counts them: None is one, −1 all, −2 all but one."""
+    """The number of threads, as joblib counts them: None for one, −1 for all, −2 for all but one."""
     if n_jobs is None:
         return 1
     if not is_whole(n_jobs) or n_jobs == 0:
@@ -325,5 +298,6 @@ def _tells_apart(growth: Growth, folds: Collection[NDArray[np.intp]]) -> bool:
 
 
 def _are_distinct(matrix: NDArray[np.float32]) -> bool:
-    """Whether enough rows differ from each other; usually the first ones do."""
-    return any(len(np.unique(part, axis=0)) >= _FEWEST for part in (matrix[:_LOOK], matrix) if len(part) >= _FEWEST)
+    """Whether there are enough distinct rows to hold some out."""
+    parts = (matrix[:_FIRST_ROWS], matrix)
+    return any(len(np.unique(part, axis=0)) >= _FEWEST for part in parts if len(part) >= _FEWEST)

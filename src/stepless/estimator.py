@@ -1,8 +1,7 @@
-"""`MetricClassifier`: a scikit-learn classifier that is trained, chosen and cut for the metric it is named for."""
+"""`MetricClassifier`: a scikit-learn classifier that is trained, combined and thresholded for a metric."""
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -17,11 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stepless.ensembles.choosing import Choice, Combine, Pool, check_cut, choose, given_cut
+from stepless.ensembles.choosing import Choice, Combine, Pool, check_cut, choose
 from stepless.ensembles.lineup import TREES, check_names, fit_others, lineup
 from stepless.ensembles.portfolio import (
     CANDIDATES,
-    Ensemble,
     Goal,
     Rows,
     are_draws,
@@ -31,42 +29,36 @@ from stepless.ensembles.portfolio import (
     merge_rows,
 )
 from stepless.ensembles.predicting import Predicting
-from stepless.extras import needs
 from stepless.models.members import Factory
-from stepless.models.model import Model, library_versions
+from stepless.models.model import Model
 from stepless.models.preprocessing import Features, fit_features
 from stepless.networks.nets import HIDDEN, Architecture
 from stepless.networks.training import History, Plan, Report
 from stepless.numerics import is_whole
-from stepless.params import json_params
 from stepless.progress_bars import progress_bar
 from stepless.rules import Rule
 from stepless.tables.frames import Table
-from stepless.trees.steppers import library_module
 
-with needs("MetricClassifier needs scikit-learn", "sklearn", "sklearn"):
-    from sklearn.utils import check_random_state
-
-#: In tables of up to so many rows equal ones are made one, which makes a weight of k the same as k rows, exactly;
-#: unless they are draws from few kinds.
+#: In tables of up to this many rows, equal rows are merged, so that a weight of k is exactly the same as k rows; except
+#: if there are so many equal rows that they are draws (`are_draws`).
 _SMALL = 1000
 
 
 @dataclass(frozen=True, eq=False)
 class _Fit:
-    """Everything a fit leaves behind; it is put in place at once, when all of it is there.
+    """The result of a fit; the estimator adopts it at once, when it is complete.
 
     Attributes:
         model: What predicts.
         rule: How labels and decisions are read and scored.
-        choice: How the model came about.
-        shares: What each candidate counts.
-        history: Of the training.
-        weights: Of all networks, for a fit that goes on from here.
-        nets: The losses, the folds and the shape of these networks.
-        seed: Of the folds, which stay when training goes on: what a network has seen must not be held out from it.
-        turns: How many fits have gone into the networks.
-        pool: What `MetricClassifier.partial_fit` goes on with.
+        choice: The options that were compared, and the best.
+        shares: The weight of each candidate.
+        history: The training history.
+        weights: The weights of all networks, for a fit that continues from here.
+        nets: The losses, the number of folds and the shape of these networks.
+        seed: Seed of the folds. They stay when training continues: rows that a network has seen must not be held out.
+        turns: How many fits the networks have continued through.
+        pool: The held-out scores that `MetricClassifier.partial_fit` adds to.
     """
 
     model: Model
@@ -133,7 +125,8 @@ class MetricClassifier(Predicting):
         checkpoint: A file that keeps the state of the training. A fit that was killed continues from it if it is
             started again on the same data with the same settings. Not for `partial_fit` and ``warm_start``.
         verbose: Whether to show a progress bar.
-        random_state: Seed of folds, weights and batches. The same seed gives the same model, bit by bit.
+        random_state: Seed of folds, weights and batches. The same seed gives the same model, bit by bit, on one machine
+            with one number of threads.
 
     Attributes:
         weights_: The weight of each candidate in the mean that decides.
@@ -256,7 +249,7 @@ class MetricClassifier(Predicting):
         return self
 
     def _before(self, what: str) -> _Fit | None:
-        """The fit that came before, to go on from."""
+        """The previous fit, or None."""
         if hasattr(self, "model_") and not hasattr(self, "_last"):
             raise ValueError(
                 f"{what} on from all networks of a fit; a loaded model has only those that predict. Fit a new one."
@@ -264,7 +257,7 @@ class MetricClassifier(Predicting):
         return getattr(self, "_last", None)
 
     def _go_on(self, old: Rule, target: NDArray[np.int64], rule: Rule) -> tuple[NDArray[np.int64], Rule]:
-        """Target and rule with the positive class of the networks there are; they must be for the same classes."""
+        """Target and rule with the positive class of the previous fit, which must have had the same classes."""
         if (rule.task, rule.classes.tolist()) != (old.task, old.classes.tolist()):
             raise ValueError(
                 f"training goes on from {old.task} networks for the classes {old.classes.tolist()[:10]}; got a"
@@ -288,7 +281,7 @@ class MetricClassifier(Predicting):
         epochs: int | None = None,
         pooled: bool = False,
     ) -> _Fit:
-        """A fit, from data that are known to be good."""
+        """Fit to data that have been checked."""
         self._check_settings(rule)
         if self.checkpoint is not None and (pooled or self.warm_start):
             raise ValueError(
@@ -341,36 +334,19 @@ class MetricClassifier(Predicting):
             rule, pool.target, pool.weight, pool.folds,
             cut=self.threshold, combine=self.combine, calibrate=self.calibrate,  # type: ignore[arg-type]
         )  # fmt: skip
-        model = self._make_model(features, ensembles, choice, rule)
-        weights = dict(zip((e.name for e in ensembles), choice.option.weights, strict=True))
+        used = [(e, w) for e, w in zip(ensembles, choice.option.weights, strict=True) if w > 0]
+        model = self._make_model(
+            rule, features, [e.member for e, _ in used], [w for _, w in used],
+            "lightgbm" if any(e.name in TREES for e, _ in used) else None,
+            calibration=choice.calibration, threshold=choice.threshold, score=choice.option.score,
+        )  # fmt: skip
+        shares = dict(zip((e.name for e in ensembles), choice.option.weights, strict=True))
         return _Fit(
-            model, rule, choice, weights, trained.history, trained.tensors, nets, seed, turns, pool if pooled else None
-        )
-
-    def _make_model(self, features: Features, ensembles: list[Ensemble], choice: Choice, rule: Rule) -> Model:
-        used = [(e.member, w) for e, w in zip(ensembles, choice.option.weights, strict=True) if w > 0]
-        grown = any(e.name in TREES and w > 0 for e, w in zip(ensembles, choice.option.weights, strict=True))
-        score = choice.option.score
-        return Model(
-            task=rule.task,
-            classes=rule.classes,
-            positive=rule.positive if rule.task == "binary" else None,
-            metric=rule.resolved.name,
-            features=features,
-            members=tuple(member for member, _ in used),
-            weights=tuple(w for _, w in used),
-            calibration=choice.calibration,
-            threshold=choice.threshold,
-            versions={**library_versions(), **({"lightgbm": library_module("lightgbm").__version__} if grown else {})},
-            settings={
-                "estimator": type(self).__name__,
-                "params": json_params(self),
-                "score": None if math.isnan(score) else score,
-            },
+            model, rule, choice, shares, trained.history, trained.tensors, nets, seed, turns, pool if pooled else None
         )
 
     def _settle(self, fitted: _Fit) -> None:
-        """Put what was fitted in place."""
+        """Set all fitted attributes."""
         self._last = fitted
         self.options_, self.history_ = fitted.choice.options, fitted.history
         self.best_candidate_, self.weights_ = fitted.choice.option.name, fitted.shares
@@ -408,12 +384,10 @@ class MetricClassifier(Predicting):
             raise ValueError(f'device must be the name of one, such as "cpu" or "cuda"; got {device!r}.')
         try:
             torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:  # the latter where torch was built without the device
+        except (RuntimeError, AssertionError) as error:  # the latter if torch was built without the device
             reason = str(error).strip().splitlines()[0]
             raise ValueError(f"device={self.device!r} cannot be used: {reason}") from None
-        check_cut(self.threshold, rule.subject_to)
-        if not isinstance(self.threshold, str):
-            given_cut(self.threshold, rule)  # which raises now, and not after the fit
+        check_cut(self.threshold, rule)
 
     def _features(self, table: Table, weight: NDArray[np.float64] | None, last: _Fit | None) -> Features:
         if last is None:
@@ -422,7 +396,7 @@ class MetricClassifier(Predicting):
         return last.model.features
 
     def _folds(self, rows: int, target: NDArray[np.int64], rule: Rule) -> tuple[Rows, ...]:
-        """The rows that each network is not trained on, of distinct rows where these are fewer than there were."""
+        """Divide the rows of the target, which may have been merged to fewer than the table's, into folds."""
         if rows < self.n_members:
             raise ValueError(
                 f"{rows} rows cannot be held out in {self.n_members} folds; give more rows, or lower n_members."
@@ -431,7 +405,7 @@ class MetricClassifier(Predicting):
         return make_folds(target, rule.task, parts, rule.seed)
 
     def _net(self, inputs: int, outputs: int) -> Architecture | Factory:
-        """The shape of the networks, or what makes them."""
+        """The shape of the networks, or their factory."""
         hidden: Any = self.hidden
         if isinstance(hidden, tuple | list | np.ndarray):
             hidden = tuple(int(width) if isinstance(width, Integral) else width for width in hidden)
@@ -446,7 +420,7 @@ class MetricClassifier(Predicting):
         return self.model
 
     def _plan(self, rows: int, epochs: int | None) -> Plan:
-        """How to train on so many rows."""
+        """The plan for networks with this many training rows."""
         numbers: dict[str, Any] = {
             "epochs": self.epochs if epochs is None else epochs,
             "batch_size": self.batch_size,
@@ -456,12 +430,6 @@ class MetricClassifier(Predicting):
         rate, decay = _number(self.learning_rate), _number(self.weight_decay)
         return automatic_plan(rows, **whole, learning_rate=rate, weight_decay=decay)
 
-    def _seed(self) -> int:
-        if isinstance(self.random_state, Integral):
-            check_random_state(self.random_state)  # which refuses what is no seed
-            return int(self.random_state) % 2**31
-        return int(check_random_state(self.random_state).randint(2**31 - 1))
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = bool(self.preprocess)
@@ -470,23 +438,23 @@ class MetricClassifier(Predicting):
 
 
 def _number(value: Any) -> Any:
-    """A number of numpy's as one of Python's; anything else as it is, for who takes it to judge."""
+    """Convert a numpy number to a Python one; leave anything else for the receiver to check."""
     return float(value) if isinstance(value, np.floating | np.integer) else value
 
 
 @contextmanager
 def _progress(shown: bool, plan: Plan) -> Iterator[Report | None]:
-    """What is told of each epoch: a progress bar, or nothing."""
+    """Yield what reports each epoch: a progress bar if shown, else None."""
     if not shown:
         yield None
         return
     with progress_bar(plan.epochs, "training") as move:
-        told = "training"
+        text = "training"
 
         def report(epoch: int, _: int, losses: NDArray[np.float64]) -> None:
-            nonlocal told
-            told = f"training, loss {losses.mean():.4f}"
-            move(epoch, told)
+            nonlocal text
+            text = f"training, loss {losses.mean():.4f}"
+            move(epoch, text)
 
         yield report
-        move(plan.epochs, told)  # all may have stopped early
+        move(plan.epochs, text)  # all networks may have stopped early

@@ -1,4 +1,4 @@
-"""From labels and an estimator's scores to what `tune_threshold` takes, and from what it finds back to labels."""
+"""Translate labels and an estimator's scores for `tune_threshold`, and tuned decisions back into labels."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from stepless.scoring import make_path, score
 from stepless.tasks import Task
 from stepless.thresholds import tune_threshold
 
-#: Classes whose counts differ by no more than this share of the rows may change places from one fold to the next.
+#: If two class counts differ by at most this share of the rows, which one is rarer may change from fold to fold.
 _NEAR_EVEN = 0.02
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How labels and scores are read, tuned and scored: all that a fit settles but the estimator and its threshold.
+    """How labels and scores are read, tuned and scored: what a fit settles apart from the estimator and its threshold.
 
     Attributes:
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
         classes: The labels, in the estimator's order.
-        positive: The place of the positive one, for a binary task.
-        method: The estimator's method that scores.
-        metric: What is tuned, as the user gave it.
+        positive: Binary: the index of the positive label.
+        method: The estimator's method that gives scores.
+        metric: The tuned metric, as the user gave it.
         options: Its options.
         subject_to: Constraints.
         average: How classes are averaged.
-        seed: Of the search for class offsets.
+        seed: The seed of the search for class offsets.
     """
 
     task: Task
@@ -50,17 +50,17 @@ class Rule:
 
     @property
     def resolved(self) -> Metric:
-        """The metric, as it is for no and yes of two classes."""
+        """The metric with its options bound and, if binary, its costs in the order negative, positive."""
         metric = resolve(self.metric, **self.options)
         return with_costs_of_decisions(metric, self.positive) if self.task == "binary" else metric
 
     def check(self) -> None:
-        """Raise for a metric, constraints or an average that do not go together, before anything is fitted."""
+        """Raise for a metric, constraints and an average that do not fit together, before anything is fitted."""
         constraints = parse_constraints(self.subject_to)
         make_path((self.resolved, *(c.metric for c in constraints)), task=self.task, average=self.average)
 
     def encode(self, y: Any) -> Any:
-        """Labels as what `tune_threshold` takes: 0 and 1, or class indices."""
+        """Convert labels to what `tune_threshold` takes: 0 and 1, or class indices."""
         if self.task == "multilabel":
             return y.astype(np.int64)
         found, inverse = np.unique(y, return_inverse=True)
@@ -68,34 +68,34 @@ class Rule:
         return (index == self.positive).astype(np.int64) if self.task == "binary" else index
 
     def name(self, decided: Any) -> Any:
-        """Decisions as labels."""
+        """Convert decisions to labels."""
         if self.task == "multilabel":
             return decided.astype(np.int64)
         return self.classes[np.where(decided, self.positive, 1 - self.positive) if self.task == "binary" else decided]
 
     def read(self, estimator: Any, X: Any) -> Any:
-        """The estimator's scores: of the positive class ``(N,)``, of the classes ``(N, K)`` or of the labels."""
+        """Compute scores: of the positive class ``(N,)``, of classes ``(N, K)`` or of labels ``(N, labels)``."""
         response = getattr(estimator, self.method)(X)
         seen = getattr(estimator, "classes_", self.classes)
         if self.task == "multilabel":
-            if isinstance(response, list):  # one array of class probabilities a label
+            if isinstance(response, list):  # one array of class probabilities per label
                 response = np.stack([_yes(np.asarray(p), c) for p, c in zip(response, seen, strict=True)], 1)
             return self._in_range(np.asarray(response))
         response = self._in_range(np.asarray(response))
-        if response.ndim == 1:  # a decision function of two classes
+        if response.ndim == 1:  # the decision function of a binary classifier
             response = np.stack([-response, response], 1)
         if response.shape[1] != len(seen):
             raise ValueError(
                 f"{self.method} must give one column for each of the {len(seen)} classes; got {response.shape[1]}."
             )
-        # a class that a fold has not seen has no chance there
+        # a class that is missing from a training fold is never predicted there
         missing = 0.0 if self.method == "predict_proba" else -math.inf
         scores = np.full((len(response), len(self.classes)), missing, np.result_type(response, np.float32))
         scores[:, self._index(np.asarray(seen))] = response
         return scores[:, self.positive] if self.task == "binary" else scores
 
     def tune(self, held: Held) -> Tuning:
-        """The best threshold, thresholds or offsets on these scores."""
+        """Find the best threshold, thresholds or offsets for these scores."""
         inputs = "probabilities" if self.method == "predict_proba" else "scores"
         return tune_threshold(
             held.scores, held.target, self.resolved, self.subject_to, held.weight, task=self.task, average=self.average,
@@ -103,11 +103,11 @@ class Rule:
         )  # fmt: skip
 
     def decide(self, scores: Any, threshold: Any) -> Any:
-        """Yes or no, ``(N,)`` or ``(N, labels)``, or class indices."""
+        """Decide: booleans ``(N,)`` or ``(N, labels)``, or class indices."""
         return decisions(scores, threshold, self.task, probabilities=self.method == "predict_proba")
 
     def score(self, decided: Any, target: Any, weight: Any = None) -> float:
-        """The metric of decisions: a decision is a probability of 0 or 1."""
+        """Compute the metric of decisions, as probabilities of 0 and 1."""
         sure = np.eye(len(self.classes))[decided] if self.task == "multiclass" else decided.astype(np.float64)
         return score(
             sure, target, self.resolved, sample_weight=weight, task=self.task, average=self.average,
@@ -115,7 +115,7 @@ class Rule:
         ).item()  # fmt: skip
 
     def _in_range(self, response: Any) -> Any:
-        """Without the rounding that takes a probability just outside [0, 1]."""
+        """Clip probabilities that rounding took just outside [0, 1]."""
         inside = np.clip(response, 0, 1) if self.method == "predict_proba" else response
         return inside if np.allclose(inside, response, rtol=0, atol=1e-6) else response
 
@@ -128,7 +128,7 @@ class Rule:
 
 
 class Held(NamedTuple):
-    """Out-of-fold scores, pooled: their targets and weights, which rows they are of, and in which fold."""
+    """Pooled out-of-fold scores with the targets, weights, row indices and folds they belong to."""
 
     scores: Any
     target: Any
@@ -137,15 +137,15 @@ class Held(NamedTuple):
     folds: Any
 
     def part(self, where: Any) -> Held:
-        """Some of the rows."""
+        """Select rows."""
         return Held(*(None if array is None else array[where] for array in self))
 
 
 def positive_class(classes: Any, y: Any, pos_label: Any, weight: Any = None) -> int:
-    """The place of the positive one of two classes.
+    """Find the index of the positive one of two classes.
 
-    It is the one the user names; else 1 or True of {0, 1}, {−1, 1} or {False, True}; else the rarer one in ``y``, rows
-    of weight 0 left out. Where none is clearly rarer a warning says so: other rows may make the other one positive.
+    It is ``pos_label`` if given; else 1 or True of {0, 1}, {−1, 1} or {False, True}; else the rarer class in ``y``,
+    without rows of weight 0. If neither is clearly rarer, a warning says so, as other rows may make the other positive.
 
     Example:
         >>> positive_class(np.array(["bad", "good"]), np.array(["good", "bad", "good"]), None)
@@ -156,21 +156,22 @@ def positive_class(classes: Any, y: Any, pos_label: Any, weight: Any = None) -> 
         if pos_label not in known:
             raise ValueError(f"pos_label must be one of the classes {known}; got {pos_label!r}.")
         return int(known.index(pos_label))
-    if set(known) in ({0, 1}, {-1, 1}):  # and False and True, which equal 0 and 1
+    if set(known) in ({0, 1}, {-1, 1}):  # also {False, True}
         return int(known.index(1))
     counted = y if weight is None else y[weight > 0]
     first, second = (int((counted == label).sum()) for label in classes)
+    positive = int(second <= first)
     if abs(first - second) <= _NEAR_EVEN * len(counted):
         warnings.warn(
-            f"classes {known[0]!r} and {known[1]!r} are nearly as frequent ({first} and {second} rows), and the rarer"
-            " one is taken for positive; pass pos_label to say which one is meant.",
+            f"classes {known[0]!r} and {known[1]!r} are about equally frequent ({first} and {second} rows), and"
+            f" {known[positive]!r} is taken for positive; pass pos_label to say which one is meant.",
             stacklevel=2,
         )
-    return int(second <= first)
+    return positive
 
 
 def read_options(options: Any) -> dict[str, Any]:
-    """The options of a metric as the user gave them, or none.
+    """Check the options of a metric and return them as a dict.
 
     Example:
         >>> read_options(None), read_options({"beta": 2})
@@ -186,13 +187,13 @@ def read_options(options: Any) -> dict[str, Any]:
 
 
 def _yes(probabilities: Any, classes: Any) -> Any:
-    """The column of class 1; a label that was never 1 in training has none."""
+    """The column of class 1, or zeros for a label that was never 1 in training."""
     where = np.flatnonzero(np.asarray(classes) == 1)
     return probabilities[:, where[0]] if len(where) else np.zeros(len(probabilities))
 
 
 def decisions(scores: Any, threshold: Any, task: Task, *, probabilities: bool = True) -> Any:
-    """Yes or no, or class indices, of scores at a threshold, or with one offset a class.
+    """Decide: booleans by a threshold, or class indices by one offset per class.
 
     >>> decisions(np.array([0.2, 0.7]), 0.5, "binary")
     array([False,  True])

@@ -1,8 +1,8 @@
-"""Fits that several estimators have in common, made once.
+"""Parts that several estimators have in common, fitted once.
 
-Classifiers of the same rows for F1 and for MCC have the same linear model and the same trees of cross-entropy; those of
-`MetricClassifier` and `MetricBooster` may be the same too. Inside of `shared_fits` they are made once. What comes out
-is what would have come out alone.
+Classifiers of the same rows for F1 and for MCC have the same linear model and the same cross-entropy trees;
+`MetricClassifier` and `MetricBooster` may have the same trees too. In a `shared_fits` block such parts are fitted once,
+and the fitted models are the same as without it.
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ class SharedFits:
         self._made: dict[str, Any] = {}
 
     def find(self, key: str, make: Callable[[], T]) -> T:
-        """What has this key, made where there is none."""
+        """Return the part with this key; make it if there is none."""
         if key not in self._made:
             self._made[key] = make()
         found: T = self._made[key]
         return found
 
     def drop(self, key: str) -> None:
-        """Forget what has this key."""
-        _close(self._made.pop(key, None))
+        """Forget the part with this key."""
+        part = self._made.pop(key, None)
+        if hasattr(part, "close"):
+            part.close()
 
     def close(self) -> None:
-        """Forget everything."""
+        """Forget all parts."""
         for key in tuple(self._made):
             self.drop(key)
 
@@ -80,27 +82,23 @@ def shared_fits() -> Iterator[SharedFits]:
 
 
 def open_block() -> SharedFits | None:
-    """The block of `shared_fits` that this runs in."""
+    """The `shared_fits` block that this runs in, or None."""
     return _OPEN.get()
 
 
 def once(make: Callable[[], T], texts: Iterable[str], arrays: Iterable[NDArray[Any] | None]) -> T:
-    """What ``make`` gives; inside of `shared_fits` it is called once for the same settings and data."""
+    """Return ``make()``; in a `shared_fits` block, call it only once for the same settings and data."""
     block = open_block()
     if block is None:
         return make()
-    made = []
+    made = False
 
     def timed() -> tuple[T, float]:
+        nonlocal made
         begun = time.process_time()
-        made.append(make())
-        return made[0], time.process_time() - begun
+        made = True
+        return make(), time.process_time() - begun
 
     value, seconds = block.find(fingerprint(texts, arrays), timed)
     block.saved += 0.0 if made else seconds
     return value
-
-
-def _close(thing: Any) -> None:
-    if hasattr(thing, "close"):
-        thing.close()

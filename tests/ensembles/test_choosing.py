@@ -230,7 +230,7 @@ def test_expected_offsets_of_many_rows_are_those_of_an_even_part(monkeypatch):
     seen = []
     tune = Rule.tune
     monkeypatch.setattr(Rule, "tune", lambda self, held: seen.append(len(held.scores)) or tune(self, held))
-    monkeypatch.setattr("stepless.ensembles.choosing._LARGEST", 6_000)
+    monkeypatch.setattr("stepless.ensembles.choosing._MOST_PROBABILITIES", 6_000)
     part = expected(np.log(p), several, y, None, np.zeros(len(y), int), calibrate=True)
     assert seen[0] * 3 <= 6_600
     assert part.option.score == pytest.approx(whole.option.score, abs=0.02)

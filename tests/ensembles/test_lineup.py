@@ -51,7 +51,7 @@ def test_labels_have_no_trees():
     X, y = make_multilabel_classification(80, 4, n_classes=3, random_state=0)
     assert [*few().fit(X, y).weights_] == ["cross_entropy", "mixture", "linear"]
     with pytest.raises(
-        ValueError, match="trees take one label a row; leave 'trees', 'sampled_trees', 'cost_trees' out"
+        ValueError, match="trees take one label per row; leave 'trees', 'sampled_trees', 'cost_trees' out"
     ):
         few(candidates=("cross_entropy", "trees")).fit(X, y)
 

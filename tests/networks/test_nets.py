@@ -241,6 +241,34 @@ def test_factory_members_pull_gradients_back(factory):
         torch.testing.assert_close(own, theirs)
 
 
+def test_a_module_that_vmap_runs_on_shared_rows_only_is_looped():
+    class Branch(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if x.sum() > 0 else x[:, :1]
+
+    members = FactoryMembers(lambda: Branch(4, 1), 2, (0, 1))
+    x = random_rows(2, 5, 4)
+    assert members(x[0]).shape == (2, 5, 1)  # vmap does not batch the rows, so Python may look at them
+    torch.testing.assert_close(members(x), torch.stack([members(part)[i] for i, part in enumerate(x)]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_logits_of_another_precision_become_that_of_the_rows(dtype):
+    members = FactoryMembers(lambda: CastLinear(dtype), 2, (0, 1))
+    logits, tape = members.run(random_rows(5, 4))
+    assert logits.dtype == torch.float32
+    assert all(slope.dtype == dtype for slope in members.pull(tape, torch.ones_like(logits)))
+
+
+class CastLinear(nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        self.linear, self.dtype = nn.Linear(4, 1, dtype=dtype), dtype
+
+    def forward(self, x):
+        return self.linear(x.to(self.dtype))
+
+
 def test_a_parameter_that_is_not_used_has_a_gradient_of_zero():
     class Spare(nn.Linear):
         def __init__(self):
@@ -286,7 +314,8 @@ def test_a_module_may_give_one_logit_a_row():
         (lambda module=nn.Linear(2, 1): module, ValueError, "must build a new one on every call"),  # noqa: B008
         (lambda: 3, TypeError, "must build a torch.nn.Module; got int"),
         (lambda: nn.LazyLinear(3), ValueError, "holds a LazyLinear, whose size is not known"),
-        (nn.ReLU, ValueError, "has no parameters"),
+        (nn.ReLU, ValueError, "has no parameters to train"),
+        (lambda: nn.Linear(4, 1).requires_grad_(False), ValueError, "give it some that require a gradient"),
     ],
 )
 def test_a_factory_that_builds_no_members_is_refused(factory, error, sentence):

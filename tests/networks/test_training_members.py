@@ -267,6 +267,17 @@ def test_a_factorys_members_train_with_their_buffers():
     assert (history.train[-1] < history.train[0]).all()
 
 
+def test_frozen_parameters_of_a_factory_stay_as_they_are():
+    def factory():
+        return nn.Sequential(nn.Linear(4, 8).requires_grad_(False), nn.ReLU(), nn.Linear(8, 1))
+
+    members = FactoryMembers(factory, 3, (0, 1, 2))
+    before = {name: value.clone() for name, value in members.tensors().items()}
+    train(members, folds(), Losses([(CrossEntropy("binary"), 3)]), replace(PLAN, weight_decay=0.1), 0)
+    moved = {name for name, value in members.tensors().items() if not torch.equal(value, before[name])}
+    assert moved == {"2.weight", "2.bias"}
+
+
 def test_a_ranking_can_be_trained_on():
     history = train(nets(), folds(), Losses([(OnMetric("auroc", "binary"), 3)]), PLAN, 0)
     assert (history.train[-1] < history.train[0]).all()

@@ -1,1 +1,1 @@
-"""What the estimators are made of: members of several kinds, fitted without one fold each, and chosen among."""
+"""The parts of the estimators: cross-fitted ensembles of several kinds, and the choice among them."""

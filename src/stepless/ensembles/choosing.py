@@ -1,9 +1,8 @@
-"""Which ensembles decide, and where: settled by held-out rows.
+"""Combine ensembles, calibrate them and choose the threshold, all on held-out rows.
 
-Scores of rows that an ensemble was not trained on say what it is worth: they weigh the ensembles
-(`stepless.ensembles.stacking`), or choose one by its metric. A threshold that is tuned on them is judged by
-cross-fitting, each fold decided by what was tuned on the others. So what is compared has seen nothing of the rows it is
-compared on.
+Scores of held-out rows give the weights of the ensembles (`stepless.ensembles.stacking`), or choose one by its metric.
+A threshold tuned on these rows is judged by cross-fitting: each fold is decided by what was tuned on the others. So
+options are compared on rows that they have not seen.
 """
 
 from __future__ import annotations
@@ -26,32 +25,33 @@ from stepless.rules import Held, Rule
 from stepless.scoring import make_path
 from stepless.thresholds import tune_threshold
 
-#: Where to cut: where the metric is best in expectation, at the best threshold, at ½, or at the better of these two.
+#: The named ways to choose the threshold; the docstring of `stepless.MetricClassifier` explains them.
 Cut = Literal["expected", "auto", "tuned", "half"]
-#: Who decides: all ensembles, each by its weight; or the one whose held-out rows have the best metric.
+#: What decides: the weighted mean of all ensembles, or the one with the best metric on held-out rows.
 Combine = Literal["stack", "best"]
 
-#: Scores that differ by less are equal: the order of additions must not choose.
+#: Scores that differ by less are equal: the order of additions must not decide.
 _SAME = 1e-9
-#: A class of less probability does not count for a row's expected class, where another one does.
+#: Classes with a smaller probability are ignored in the expectation over a row's class.
 _UNLIKELY = 0.02
-#: How many probabilities are looked at to find the expected offsets of classes.
-_LARGEST = 2_000_000
-#: The share of rows that an expected cut leaves out at least.
+#: The most probabilities that are used to find expected class offsets.
+_MOST_PROBABILITIES = 2_000_000
+#: The least share of rows that an expected threshold decides no for.
 _LEFT_OUT = 0.05
-#: How many held-out scores a pool keeps.
-_MOST = 20_000
+#: The most held-out rows that a pool keeps.
+_MOST_ROWS = 20_000
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Held-out scores to calibrate and cut by.
+    """Held-out scores, for calibration and thresholds.
 
     Attributes:
-        scores: Of every loss, ``(losses, rows)`` and a dimension over classes or labels where there is one.
-        target: Of the rows.
-        weight: Of the rows.
-        folds: The fold of each.
+        scores: The scores of every ensemble, ``(ensembles, rows)``, with a last dimension over classes or labels if
+            there are several.
+        target: The target of the rows.
+        weight: Row weights, or None.
+        folds: The fold of each row.
     """
 
     scores: NDArray[np.float64]
@@ -60,31 +60,31 @@ class Pool:
     folds: NDArray[np.int64]
 
     def after(self, old: Pool | None) -> Pool:
-        """These and older ones, as many of the latest as there is room for."""
+        """This pool appended to an older one, without the oldest rows if there are too many."""
         if old is None:
             return self
         weights = None
         if old.weight is not None or self.weight is not None:
             weights = [np.ones(len(p.target)) if p.weight is None else p.weight for p in (old, self)]
         return Pool(
-            np.concatenate([old.scores, self.scores], 1)[:, -_MOST:],
-            np.concatenate([old.target, self.target])[-_MOST:],
-            None if weights is None else np.concatenate(weights)[-_MOST:],
-            np.concatenate([old.folds, self.folds])[-_MOST:],
+            np.concatenate([old.scores, self.scores], 1)[:, -_MOST_ROWS:],
+            np.concatenate([old.target, self.target])[-_MOST_ROWS:],
+            None if weights is None else np.concatenate(weights)[-_MOST_ROWS:],
+            np.concatenate([old.folds, self.folds])[-_MOST_ROWS:],
         )
 
 
 @dataclass(frozen=True)
 class Option:
-    """One way to decide, and what it is worth.
+    """One way to decide, and its score.
 
     Attributes:
-        name: The ensemble, ``"average"`` of all, or ``"stack"`` of all by their weights.
-        weights: Of the ensembles.
-        tuned: Whether the threshold is tuned; otherwise it is ½, or the largest probability.
-        score: The metric of the held-out rows' decisions.
-        violation: How far these are from meeting the constraints; 0 where they are met, infinite where no threshold
-            tuned without one of the folds meets them.
+        name: The ensemble, ``"average"`` for the plain mean, or ``"stack"`` for the weighted mean.
+        weights: The weights of the ensembles.
+        tuned: Whether the threshold is tuned; otherwise it is ½, or the class of largest probability decides.
+        score: The metric of the decisions on held-out rows.
+        violation: How far these are from meeting the constraints: 0 if they are met, infinite if they can be met on all
+            rows but not without one of the folds.
     """
 
     name: str
@@ -96,13 +96,13 @@ class Option:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen, on what grounds.
+    """The best option and all that were compared.
 
     Attributes:
-        option: The best one.
-        options: All, in the order they were tried.
-        calibration: From its scores to probabilities.
-        threshold: In probabilities; one a label, or the classes' offsets.
+        option: The best option.
+        options: All options, in the order they were tried.
+        calibration: From the scores of the best option to probabilities.
+        threshold: A probability, one per label, or class offsets.
     """
 
     option: Option
@@ -111,26 +111,25 @@ class Choice:
     threshold: float | tuple[float, ...]
 
 
-def check_cut(cut: Any, subject_to: Any) -> tuple[Constraint, ...]:
-    """The constraints; a ValueError where a way to cut is none, or leaves no room for them."""
+def check_cut(cut: Any, rule: Rule) -> tuple[Constraint, ...]:
+    """Return the constraints; raise a ValueError if the threshold is not valid, or cannot meet any constraints."""
     named = isinstance(cut, str)
     if (named and cut not in get_args(Cut)) or cut is None or isinstance(cut, bool):
         raise ValueError(
             f"threshold must be one of {', '.join(map(repr, get_args(Cut)))}, or the threshold itself: a probability,"
             f" one a label, offsets of the classes, or a Tuning; got {cut!r}."
         )
-    constraints = parse_constraints(subject_to)
+    constraints = parse_constraints(rule.subject_to)
     if constraints and (cut == "half" or not named):
         shown = f'"{cut}"' if named else repr(cut)
         raise ValueError(f"constraints are met by moving the threshold; threshold={shown} leaves it where it is.")
+    if not named:
+        given_cut(cut, rule)  # raises before anything is fitted
     return constraints
 
 
 def given_cut(cut: Any, rule: Rule) -> float | tuple[float, ...]:
-    """A threshold that the user has settled, in probabilities: one, one a label, or the classes' offsets.
-
-    It is a number or several, or what `stepless.tune_threshold` found.
-    """
+    """Return a threshold given by the user, as numbers or a `stepless.Tuning`: one, one per label, or class offsets."""
     path = make_path((rule.resolved,), task=rule.task, average=rule.average, inputs="probabilities", threshold=cut)
     found: Any = path.offsets if rule.task == "multiclass" else path.cuts
     count = len(rule.classes)
@@ -153,21 +152,20 @@ def choose(
     combine: Combine = "best",
     calibrate: bool = True,
 ) -> Choice:
-    """The weighted mean of the ensembles, or the best of them and of their average; and its threshold.
+    """Choose the weighted mean of the ensembles, or the best of them and their plain mean, with its threshold.
 
     Args:
-        ensembles: What there is to choose from.
+        ensembles: The candidates.
         rule: How scores are tuned and decisions scored; its method is ``"predict_proba"``.
-        target: Of the held-out rows, in the order of the ensembles' scores.
-        weight: Of these rows.
-        folds: The fold of each.
-        cut: Which thresholds are considered, or the one that is taken. Constraints are met by a tuned one alone;
-            held-out rows of one class can tune none. Without a calibration, or for an average over samples, an expected
-            one of several classes or labels is the better of the others.
-        combine: Whether all ensembles decide together, or the best.
-        calibrate: Whether probabilities are calibrated; otherwise they are the ensemble's own.
+        target: The target of the held-out rows, in the order of the ensembles' scores.
+        weight: The weights of these rows, or None.
+        folds: The fold of each row.
+        cut: Which thresholds are considered, or the threshold itself. Constraints need a tuned one; if all held-out
+            rows are of one class, nothing is tuned. ``"expected"`` means ``"auto"`` if `foreseeable` is false.
+        combine: Whether all ensembles decide together, or the best one.
+        calibrate: Whether to calibrate probabilities; otherwise they are the ensemble's own.
     """
-    constraints = check_cut(cut, rule.subject_to)
+    constraints = check_cut(cut, rule)
     count = len(ensembles)
     ways = [(e.name, tuple(float(i == place) for i in range(count))) for place, e in enumerate(ensembles)]
     if count > 1 and combine == "stack":
@@ -208,7 +206,7 @@ def _best_expected(
     ensembles: Sequence[Ensemble], ways: Sequence[tuple[str, tuple[float, ...]]], rule: Rule, target: NDArray[Any],
     weight: NDArray[Any] | None, folds: NDArray[np.int64], *, calibrate: bool,
 ) -> Choice:  # fmt: skip
-    """The best of some ways, each at the threshold that is best in expectation."""
+    """The best combination, each at the threshold that is best in expectation."""
     found = {}
     for name, weights in ways:
         choice = expected(_scores(ensembles, weights, rule), rule, target, weight, folds, calibrate=calibrate)
@@ -221,7 +219,7 @@ def _best_given(
     ensembles: Sequence[Ensemble], ways: Sequence[tuple[str, tuple[float, ...]]], rule: Rule, target: NDArray[Any],
     weight: NDArray[Any] | None, cut: float | tuple[float, ...], *, calibrate: bool,
 ) -> Choice:  # fmt: skip
-    """The best of some ways at a threshold that is settled."""
+    """The best combination at a given threshold."""
     found: dict[Option, Calibration] = {}
     for name, weights in ways:
         scores = _scores(ensembles, weights, rule)
@@ -233,7 +231,7 @@ def _best_given(
 
 
 def foreseeable(rule: Rule, *, calibrate: bool) -> bool:
-    """Whether there is an expected cut: of two classes always; cuts of several are in calibrated probabilities."""
+    """Whether an expected threshold can be found: always for two classes; several need calibrated probabilities."""
     return rule.task == "binary" or (calibrate and rule.average != "samples")
 
 
@@ -241,20 +239,20 @@ def expected(
     held: Floats, rule: Rule, target: NDArray[Any], weight: NDArray[Any] | None, folds: NDArray[np.int64], *,
     calibrate: bool,
 ) -> Choice:  # fmt: skip
-    """Calibrate held-out scores, and cut where the metric is best if rows are of a class as often as that says.
+    """Calibrate held-out scores, and find the threshold where the metric is best if the probabilities are true.
 
-    The best cut on true labels follows each of them, and of a rare class there are few. A calibration is a smooth fit
-    to all rows, and so is the metric's expectation under it. Constraints are for true labels, and have no place here.
-    Of two classes the cut leaves out at least 5 % of the rows, and says yes to some (`leave_some`).
+    The best threshold on true labels depends on each of them, and a rare class has few. A calibration is a smooth fit
+    to all rows, and so is the metric's expectation under it. Constraints are on true labels and are ignored here. With
+    two classes, at least 5 % of the rows are decided no, and some yes (`leave_some`).
 
     Args:
-        held: Logits of held-out rows of two classes or of labels, or log-probabilities of several classes.
-        rule: What is decided, and how it is scored.
-        target: Of these rows.
-        weight: Of these rows.
-        folds: The fold of each.
-        calibrate: Whether probabilities are to be the calibrated ones; the cut is the same either way. For several
-            classes and labels they are.
+        held: Logits of held-out rows (binary, multilabel), or log-probabilities (multiclass).
+        rule: The task and its metric.
+        target: The target of these rows.
+        weight: The weights of these rows, or None.
+        folds: The fold of each row.
+        calibrate: Whether to return calibrated probabilities; the decisions are the same either way. With several
+            classes or labels, they always are calibrated.
     """
     calibration: Calibration = fit_calibration(held, target, weight, rule.task)
     p = calibration.probabilities(held)
@@ -269,12 +267,12 @@ def expected(
 
 
 def _expected_cuts(p: Floats, rule: Rule, weight: NDArray[Any] | None) -> tuple[float, ...]:
-    """The thresholds of labels, or offsets of classes, at which the metric is best in expectation."""
+    """The label thresholds or class offsets that are best in expectation."""
     rows = np.arange(len(p))
     held = Held(p, p, weight, rows, rows)
-    if rule.task == "multiclass":  # a row counts for each class as much as it is likely
+    if rule.task == "multiclass":  # each row appears once per likely class, weighted by its probability
         rows, classes = np.nonzero(p > np.minimum(_UNLIKELY, p.max(1, keepdims=True) / 2))
-        kept = rows % math.ceil(len(rows) * p.shape[1] / _LARGEST) == 0  # an even part where there are too many
+        kept = rows % math.ceil(len(rows) * p.shape[1] / _MOST_PROBABILITIES) == 0  # every nth row if there are many
         rows, classes = rows[kept], classes[kept]
         share = p[rows, classes] if weight is None else p[rows, classes] * weight[rows]
         held = Held(p[rows], classes, share, rows, rows)
@@ -287,12 +285,12 @@ def _expected_cut(
     p: Floats, rule: Rule, weight: NDArray[Any] | None, folds: NDArray[np.int64], calibration: Calibration, *,
     calibrate: bool,
 ) -> tuple[float, Calibration]:  # fmt: skip
-    """The threshold at which the metric of two classes is best in expectation, and the calibration it is for."""
+    """The threshold of two classes that is best in expectation, and the calibration it belongs to."""
     cut = tune_threshold(p, p, rule.resolved, None, weight, inputs="probabilities").threshold
     assert isinstance(cut, float)
     if any(np.ptp(p[folds == fold]) > _SAME for fold in np.unique(folds)):
         cut = leave_some(cut, p, weight)
-    elif (p >= cut).any():  # no model tells rows apart, and folds differ by chance: it is all rows or none
+    elif (p >= cut).any():  # scores are constant in each fold and differ between folds by chance: all rows or none
         cut = -math.inf
     if not calibrate:
         plain = Identity("binary")
@@ -302,24 +300,24 @@ def _expected_cut(
 
 
 def leave_some(cut: float, p: Floats, weight: NDArray[Any] | None) -> float:
-    """The cut, moved up or down where it says the same of every row, or of all but a few.
+    """Move the threshold if it decides the same for every row, or yes for nearly all.
 
-    Where rows can hardly be told apart, F1 is best if all are said to be positive. But a decision that is the same for
-    everybody is none, and nobody wants to ship it. It costs next to nothing to leave out the least likely rows.
+    If rows can hardly be told apart, F1 is best when all are decided yes. But a decision that is the same for all rows
+    is useless, and it costs next to nothing to decide no for the least likely ones.
     """
     values, place = np.unique(p, return_inverse=True)
     if len(values) == 1:
         return cut
     below = np.bincount(place, weight).cumsum() / (len(p) if weight is None else float(np.sum(weight)))
     if (p >= cut).any():
-        first = int(np.searchsorted(below, _LEFT_OUT))  # with all up to this value, enough are left out
+        first = int(np.searchsorted(below, _LEFT_OUT))  # all values up to this one make up the share
         first = min(first, len(values) - 2)
         return max(cut, float(values[first] + values[first + 1]) / 2)
     return float(values[-1] + values[-2]) / 2
 
 
 def _best(options: Sequence[Option], rule: Rule) -> Option:
-    """The option of least violation, then of best score; the first of equals."""
+    """The option with the least violation, then the best score; the first among equals."""
     sign = 1 if rule.resolved.greater_is_better else -1
 
     def merit(option: Option) -> tuple[float, float]:
@@ -335,7 +333,7 @@ def _best(options: Sequence[Option], rule: Rule) -> Option:
 
 
 def _scores(ensembles: Sequence[Ensemble], weights: tuple[float, ...], rule: Rule) -> Floats:
-    """The scores of held-out rows, by the weighted mean of the ensembles' probabilities."""
+    """Scores of held-out rows, from the weighted mean of the ensembles' probabilities."""
     stacked = np.stack([e.held for e in ensembles])
     if rule.task == "binary":
         return mean_score(stacked[..., None], np.array(weights), "binary")[:, 0]
@@ -347,10 +345,10 @@ def _probabilities(ensembles: Sequence[Ensemble], weights: tuple[float, ...], ru
 
 
 def _decided(rule: Rule, held: Held, constraints: Sequence[Constraint]) -> tuple[Any, float]:
-    """Decisions by a threshold that is tuned on other rows, and how far they are from meeting the constraints.
+    """Cross-fitted decisions, and how far they are from meeting the constraints.
 
-    Where the constraints can be met on all rows, but not without one of the folds, they are by what is tuned on all,
-    infinitely far from it: any option that needs no such excuse is better.
+    If the constraints can be met on all rows but not without one of the folds, the threshold is tuned on all rows, and
+    the violation is infinite, so that any other option is preferred.
     """
     try:
         decided = _cross_fitted(rule, held)
@@ -362,22 +360,22 @@ def _decided(rule: Rule, held: Held, constraints: Sequence[Constraint]) -> tuple
 
 
 def _cross_fitted(rule: Rule, held: Held) -> Any:
-    """Decisions on each fold by what is tuned on the others, or by ½ where these have one class only.
+    """Decisions on each fold by what is tuned on the others, or at ½ if those have one class only.
 
-    A single fold is divided into halves.
+    A single fold is divided into two halves.
     """
     folds = held.folds if len(np.unique(held.folds)) > 1 else np.arange(len(held.target)) % 2
     decided = np.zeros(held.target.shape, bool if rule.task != "multiclass" else np.int64)
     for fold in np.unique(folds):
         here = folds == fold
         part, others = held.part(here), held.part(~here)
-        tell = _can_tune(rule, others.target)
-        decided[here] = rule.decide(part.scores, rule.tune(others).threshold) if tell else _at_half(rule, part)
+        tunable = _can_tune(rule, others.target)
+        decided[here] = rule.decide(part.scores, rule.tune(others).threshold) if tunable else _at_half(rule, part)
     return decided
 
 
 def _can_tune(rule: Rule, target: Any) -> bool:
-    """Whether there are two classes; rows of one class cannot tell one threshold from another."""
+    """Whether there are two classes: with one, all thresholds are alike."""
     return rule.task == "multilabel" or len(np.unique(target)) > 1
 
 
@@ -390,12 +388,12 @@ def _violation(constraints: Sequence[Constraint], rule: Rule, decided: Any, targ
 
 
 def _at_half(rule: Rule, held: Held) -> Any:
-    """Decisions at ½, or for the largest probability."""
+    """Decisions at ½, or for the class of largest probability."""
     return rule.decide(held.scores, np.zeros(len(rule.classes)) if rule.task == "multiclass" else 0.5)
 
 
 def _half_of(calibration: Calibration, rule: Rule) -> float | tuple[float, ...]:
-    """Where calibrated probabilities are cut so that the ensemble's own are cut at ½."""
+    """The threshold of calibrated probabilities that is ½ for the ensemble's own."""
     if rule.task == "multiclass":
         return (0.0,) * len(rule.classes)
     if rule.task == "binary":

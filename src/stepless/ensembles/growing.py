@@ -1,9 +1,8 @@
 """Ensembles of boosters, each grown without one fold, all in step.
 
-After every round the boosters' scores of the rows they have not seen are pooled, and the metric's worth for the next
-round is read off their counts. Counted on the rows that the trees were grown on, it would be read off decisions that
-are too good to be true: the better trees know their rows, the less the metric has to say about them. The same scores
-say when to stop.
+After every round, the boosters' scores of their held-out rows are pooled, and the counts of these rows give the worth
+of decisions in the next round. Counts on the training rows would be too optimistic: the better trees fit their rows,
+the less the metric would ask for. The pooled scores also decide when to stop.
 """
 
 from __future__ import annotations
@@ -25,26 +24,26 @@ from stepless.sharing import open_block
 from stepless.trees.members import BoosterMember
 from stepless.trees.steppers import Rows, Settings, Stepper, make_stepper
 
-#: What says when to stop: the metric at the best of all cuts, at ½, or cross-entropy. Several classes have no cut.
+#: What decides when to stop: the metric at the best threshold, at ½ (the same for several classes), or cross-entropy.
 Watch = Literal["cut", "half", "loss"]
 
-#: After so many rounds each the held-out rows are looked at.
+#: Held-out rows are scored every so many rounds.
 _EVERY = 5
-#: A gain of less is none: the order of additions must not decide when to stop.
+#: Smaller gains do not count: the order of additions must not decide when to stop.
 _SAME = 1e-12
-#: More scores than this, of all looks together, are not kept for other fits.
+#: The most held-out scores, of all rounds together, that are kept for other fits.
 _MOST_KEPT = 2**24
 _CHANGED = "the rounds that are kept score rows otherwise than when they were grown"
 
 
 @dataclass(frozen=True)
 class Growth:
-    """What came of growing.
+    """The result of `grow`.
 
     Attributes:
-        ensemble: The boosters, and their scores of held-out rows; where none were held out, of all rows.
-        rounds: How many rounds were kept.
-        scores: Of the held-out rows after every fifth round: what was watched, greater being better.
+        ensemble: The boosters, and their scores of held-out rows, or of all rows if none were held out.
+        rounds: The number of rounds kept.
+        scores: The watched score of held-out rows after every fifth round; greater is better.
     """
 
     ensemble: Ensemble
@@ -62,13 +61,13 @@ def grow(
     patience: int | None,
     watch: Watch = "cut",
 ) -> Growth:
-    """Grow a booster for each fold, without its rows, or one on all rows where there are no folds.
+    """Grow a booster for each fold, without its rows, or one on all rows if there are no folds.
 
     Args:
         matrix: The rows.
         target: Their classes.
         weight: Their weights.
-        costs: What to grow for.
+        costs: The objective.
         settings: How to grow.
         folds: The rows of each fold.
         patience: Stop after so many rounds without a better score of the held-out rows, and keep the best round. None
@@ -77,25 +76,25 @@ def grow(
     """
     stops = bool(folds) and patience is not None
     best, scores = (0, -np.inf, np.empty(0)), []
-    with _trunk(_Ground(matrix, target, weight, costs, settings, folds)) as trunk:
+    with _growing(_Inputs(matrix, target, weight, costs, settings, folds)) as growing:
         for number in _looks(settings.rounds):
-            pooled = trunk.scores_after(number)
-            scores.append(_watched(costs, pooled, trunk.target, trunk.weight, watch))
+            pooled = growing.scores_after(number)
+            scores.append(_watched(costs, pooled, growing.target, growing.weight, watch))
             if not best[0] or not stops or scores[-1] > best[1] + _SAME:
                 best = number, scores[-1], pooled
             elif number - best[0] >= (patience or 0):
                 break
         rounds, _, pooled = best
-        boosters = tuple(stepper.finish(rounds) for stepper in trunk.steppers)
-        starts = tuple(tuple(stepper.initial.tolist()) for stepper in trunk.steppers)
+        boosters = tuple(stepper.finish(rounds) for stepper in growing.steppers)
+        starts = tuple(tuple(stepper.initial.tolist()) for stepper in growing.steppers)
     member = BoosterMember(settings.library, boosters, matrix.shape[1], starts)
     if settings.params:
         _check_kept(member, settings, [matrix[fold] for fold in folds] or [matrix], pooled)
     return Growth(Ensemble(costs.form, member, _log_scores(costs, pooled)), rounds, np.array(scores))
 
 
-class _Ground(NamedTuple):
-    """What boosters grow on, for what, and how: as in `grow`."""
+class _Inputs(NamedTuple):
+    """What the boosters depend on, as in `grow`."""
 
     matrix: NDArray[np.float32]
     target: NDArray[np.int64]
@@ -105,18 +104,18 @@ class _Ground(NamedTuple):
     folds: Sequence[NDArray[np.intp]]
 
 
-class _Trunk:
-    """Boosters that grow in step, one for each fold, and what they say of the rows held out from them.
+class _Growing:
+    """Boosters that grow in step, one per fold, and their pooled scores of held-out rows.
 
     Attributes:
         steppers: The boosters.
-        target: The classes of the rows held out, fold by fold; where none are held out, of all rows.
-        weight: The weights of these.
-        reused: The processor seconds of what was asked for and was there.
+        target: The classes of the held-out rows, fold by fold, or of all rows if none are held out.
+        weight: The weights of these rows.
+        reused: CPU seconds that were saved by scores kept from an earlier fit.
     """
 
-    def __init__(self, ground: _Ground, *, keeps: bool) -> None:
-        matrix, target, weight, costs, settings, folds = ground
+    def __init__(self, inputs: _Inputs, *, keeps: bool) -> None:
+        matrix, target, weight, costs, settings, folds = inputs
         begun = time.process_time()
         everything = np.arange(len(target))
         held = np.concatenate(folds) if folds else everything
@@ -140,7 +139,7 @@ class _Trunk:
         self._making = time.process_time() - begun
 
     def scores_after(self, rounds: int) -> Floats:
-        """The scores of the rows held out, after so many rounds; of fewer than it has grown, those asked for before."""
+        """The scores of held-out rows after so many rounds: kept ones, or by growing further."""
         if rounds in self._known:
             self.reused += self._known[rounds][1]
             return self._known[rounds][0]
@@ -152,39 +151,39 @@ class _Trunk:
             self._rounds += 1
         if self._keeps:
             self._known[rounds] = self._pooled, time.process_time() - begun + self._making
-            self._making = 0.0  # counted with the first rounds
+            self._making = 0.0  # counted once, with the first rounds
         return self._pooled
 
     def close(self) -> None:
-        """Let go of what growing needs."""
+        """Release the boosters."""
         for stepper in self.steppers:
             stepper.close()
 
 
 @contextmanager
-def _trunk(ground: _Ground) -> Iterator[_Trunk]:
-    """New boosters, or inside of `stepless.shared_fits` those that have grown for the same before."""
+def _growing(inputs: _Inputs) -> Iterator[_Growing]:
+    """New boosters, or inside a `stepless.shared_fits` block those that have grown from the same inputs before."""
     block = open_block()
-    matrix, target, weight, costs, settings, folds = ground
+    matrix, target, weight, costs, settings, folds = inputs
     large = len(target) * costs.outputs * len(_looks(settings.rounds)) > _MOST_KEPT
-    if block is None or large or settings.library == "catboost":  # whose thread ends when its trees are asked for
-        with closing(_Trunk(ground, keeps=False)) as own:
+    if block is None or large or settings.library == "catboost":  # CatBoost cannot grow on after `finish`
+        with closing(_Growing(inputs, keeps=False)) as own:
             yield own
         return
     metric = () if costs.form == "cross_entropy" else (written(costs.metric), costs.average)
     texts = ("trees", repr(settings), costs.task, str(costs.classes), costs.form, *metric)
     key = fingerprint(texts, (matrix, target, weight, *folds))
-    trunk = block.find(key, lambda: _Trunk(ground, keeps=True))
+    growing = block.find(key, lambda: _Growing(inputs, keeps=True))
     try:
-        yield trunk
-    except BaseException:  # boosters that stopped in the middle of a round are of no use to others
+        yield growing
+    except BaseException:  # boosters that stopped in the middle of a round cannot be shared
         block.drop(key)
         raise
-    block.saved, trunk.reused = block.saved + trunk.reused, 0.0
+    block.saved, growing.reused = block.saved + growing.reused, 0.0
 
 
 def _looks(rounds: int) -> list[int]:
-    """After which rounds the held-out rows are looked at.
+    """The rounds after which held-out rows are scored.
 
     >>> _looks(12)
     [5, 10, 12]
@@ -195,7 +194,7 @@ def _looks(rounds: int) -> list[int]:
 def _check_kept(
     member: BoosterMember, settings: Settings, watched: Sequence[NDArray[np.float32]], pooled: Floats
 ) -> None:
-    """Raise where a user's parameters made trees that cannot be read again, or not as they were when scored."""
+    """Raise if a user's parameters led to trees that cannot be read back, or that then score rows differently."""
     try:
         own = [member.scores(part)[place] for place, part in enumerate(watched)]
         fault = "" if np.allclose(np.concatenate(own), pooled.reshape(-1, member.outputs), 1e-3, 1e-3) else _CHANGED
@@ -219,5 +218,5 @@ def _watched(costs: Costs, scores: Floats, target: NDArray[np.int64], weight: Fl
 
 
 def _log_scores(costs: Costs, scores: Floats) -> Floats:
-    """Logits of two classes, or log-probabilities of several."""
+    """Logits of a binary task, or log-probabilities of several classes."""
     return scores if costs.outputs == 1 else scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)

@@ -1,7 +1,7 @@
-"""Who takes part in a portfolio: networks of several losses, a linear model, and boosted trees.
+"""The candidates of a portfolio: networks of several losses, a linear model, and boosted trees.
 
-Networks, a linear model and trees are wrong about different rows, so their mean is better than any of them; what each
-counts in it is settled by `stepless.ensembles.stacking`.
+Networks, a linear model and trees err on different rows, so their mean is better than each of them;
+`stepless.ensembles.stacking` finds the weights.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from stepless.trees.steppers import NothingToSplitError, Settings, library_modul
 
 #: A linear model, fitted to cross-entropy.
 LINEAR = "linear"
-#: What trees see a part of, to differ from those that see all: of the rows and columns, and not too deep.
-_A_PART = {
+#: Parameters of trees that see a part of the rows and columns, so that they differ from those that see all.
+_SAMPLED = {
     "bagging_fraction": 0.8, "bagging_freq": 1, "feature_fraction": 0.7, "max_depth": 6, "lambda_l2": 3.0,
 }  # fmt: skip
-#: Boosted trees, what they are grown for, and LightGBM's parameters.
+#: Boosted trees: the form of their costs, and LightGBM's parameters.
 TREES: dict[str, tuple[Form, dict[str, Any]]] = {
     "trees": ("cross_entropy", {}),
-    "sampled_trees": ("cross_entropy", _A_PART),
+    "sampled_trees": ("cross_entropy", _SAMPLED),
     "cost_trees": ("cost", {}),
 }
-#: Everything that can be asked for.
+#: All candidates.
 NAMES = (*CANDIDATES, LINEAR, *TREES)
 
 _PLAIN = "cross_entropy"
 _LOSSES = (_PLAIN, "mixture")
-#: With fewer distinct rows trees have nothing to split.
+#: With fewer distinct rows, trees do not take part by default.
 _FEWEST = 50
 _ROUNDS, _RATE, _PATIENCE = 150, 0.1, 50
 
 
 def check_names(names: Any) -> None:
-    """Raise unless these name who takes part, among them a loss of the networks; None leaves it to `lineup`."""
+    """Raise unless these are candidates, among them a loss of the networks; None leaves the choice to `lineup`."""
     if names is None:
         return
     listed = isinstance(names, Collection) and not isinstance(names, str) and all(isinstance(n, str) for n in names)
@@ -62,22 +62,23 @@ def check_names(names: Any) -> None:
 
 
 def lineup(names: Sequence[str] | None, rule: Rule, rows: int, *, networks_alone: bool) -> tuple[str, ...]:
-    """Who takes part.
+    """Return the candidates that take part.
 
     Args:
-        names: Who was asked for; None for all who suit the table. Trees are among them where LightGBM is installed.
-        rule: What is to be decided.
-        rows: How many distinct rows there are to learn from.
-        networks_alone: Whether nobody else can: training goes on from networks, or they are the user's own.
+        names: The candidates asked for; None for those that suit the table, with trees if LightGBM is installed.
+        rule: The task and its metric.
+        rows: The number of distinct training rows.
+        networks_alone: Whether only networks can take part: training continues from networks, or they come from a
+            user's factory.
     """
     one_label = rule.task != "multilabel"
     if names is None:
         trees = tuple(TREES) if one_label and rows >= _FEWEST and find_spec("lightgbm") is not None else ()
-        # of several classes all trees see a part, and more of them would take long
+        # with several classes, all trees are sampled anyway, and more of them would take long
         names = (*_LOSSES, LINEAR, *(name for name in trees if rule.task == "binary" or name != "sampled_trees"))
     elif not one_label and set(names) & set(TREES):
-        raise ValueError(f"trees take one label a row; leave {', '.join(map(repr, TREES))} out of the candidates.")
-    if rule.subject_to is not None:  # costs have no room for constraints, which the threshold meets
+        raise ValueError(f"trees take one label per row; leave {', '.join(map(repr, TREES))} out of the candidates.")
+    if rule.subject_to is not None:  # costs ignore constraints; the threshold meets them
         names = [name for name in names if name != "cost_trees"]
     return tuple(name for name in names if name in CANDIDATES or not networks_alone)
 
@@ -95,9 +96,9 @@ def fit_others(
     device: str | torch.device,
     columns: int,
 ) -> list[Ensemble]:
-    """The ensembles that are no networks of the portfolio's own shape: each without one fold, as those are.
+    """Fit the candidates other than networks of the portfolio's own shape, each model without one fold.
 
-    ``columns`` is how many the table has, and the matrix may have more.
+    ``columns`` is the number of columns of the table; the matrix may have more.
     """
     found = []
     if LINEAR in names and goal.task == "binary":
@@ -121,7 +122,7 @@ def fit_others(
             watch: Any = "loss" if rule.subject_to is not None else "cut"
             try:
                 growth = grow(matrix, target, weight, costs, settings, [*folds], _PATIENCE, watch)
-            except NothingToSplitError:  # the others know what there is to be known
+            except NothingToSplitError:  # the other candidates do without trees
                 continue
             found.append(Ensemble(name, growth.ensemble.member, growth.ensemble.held))
     return found

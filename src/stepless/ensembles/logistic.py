@@ -1,7 +1,7 @@
-"""Logistic regression as an ensemble: the linear member of two classes.
+"""Logistic regression as an ensemble: the linear model of binary tasks.
 
-A network without hidden layers would come to the same, in time: trained as the others are, it is far from where it
-ends, and its probabilities are too large where positives are few. A solver goes there at once.
+A network without hidden layers, trained as long as the others, has not converged, and its probabilities are too large
+if positives are rare. A solver converges at once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ with needs("a linear member needs scikit-learn", "sklearn", "sklearn"):
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
-#: How much the coefficients may cost, as scikit-learn has it: a tenth of its own default, which was better in the mean
-#: with others, and no worse where the truth is linear.
+#: scikit-learn's inverse penalty. A tenth of the default was better in the mean with other models, and no worse on
+#: linear data.
 _C = 0.1
 _ITERATIONS = 300
 
@@ -32,14 +32,14 @@ _ITERATIONS = 300
 def fit_logistic(
     name: str, matrix: NDArray[np.float32], target: NDArray[Any], weight: NDArray[Any] | None, folds: Sequence[Rows]
 ) -> Ensemble:
-    """One model for each fold, fitted without its rows.
+    """Fit one model per fold, without its rows.
 
     Args:
-        name: Of the ensemble.
+        name: The name of the ensemble.
         matrix: Features.
         target: 0 and 1.
-        weight: Of the rows.
-        folds: The rows of each.
+        weight: Row weights, or None.
+        folds: The rows of each fold.
 
     Example:
         >>> matrix = np.float32([[-1.0], [1.0]] * 20)
@@ -48,25 +48,25 @@ def fit_logistic(
         array([[-0.7,  0.7],
                [-0.7,  0.7]])
     """
-    lines = [_line(matrix, target, weight, np.setdiff1d(np.arange(len(target)), fold)) for fold in folds]
+    fitted = [_coefficients(matrix, target, weight, np.setdiff1d(np.arange(len(target)), fold)) for fold in folds]
     tensors = {
-        "weights.0": torch.tensor(np.stack([slopes for slopes, _ in lines])[:, :, None], dtype=torch.float32),
-        "biases.0": torch.tensor([[[start]] for _, start in lines], dtype=torch.float32),
+        "weights.0": torch.tensor(np.stack([slopes for slopes, _ in fitted])[:, :, None], dtype=torch.float32),
+        "biases.0": torch.tensor([[[intercept]] for _, intercept in fitted], dtype=torch.float32),
     }
     member = NetMember(Architecture("linear", matrix.shape[1], 1), tensors)
     held = [member.scores(matrix[fold])[place, :, 0] for place, fold in enumerate(folds)]
     return Ensemble(name, member, np.concatenate(held))
 
 
-def _line(
+def _coefficients(
     matrix: NDArray[np.float32], target: NDArray[Any], weight: NDArray[Any] | None, rows: Rows
 ) -> tuple[Floats, float]:
-    """Slopes and start."""
+    """Slopes and intercept of the model of these rows."""
     y, w = target[rows], None if weight is None else weight[rows]
-    if len(np.unique(y)) < 2:  # as far from ½ as so many rows of one class say
+    if len(np.unique(y)) < 2:  # the log-odds that add-one smoothing gives n rows of one class
         return np.zeros(matrix.shape[1]), float(np.log(len(y) + 1.0)) * (1 if y[0] else -1)
     model = LogisticRegression(C=_C, max_iter=_ITERATIONS)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # near the end it is near enough
+        warnings.simplefilter("ignore", ConvergenceWarning)  # nearly converged is good enough
         model.fit(matrix[rows], y, w)
     return model.coef_[0].astype(np.float64), float(model.intercept_[0])

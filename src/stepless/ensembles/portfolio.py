@@ -1,8 +1,8 @@
-"""Ensembles that are trained alike but for their loss, all together, and what they say of rows held out from them.
+"""Ensembles of networks, one for each of several losses, cross-fitted and trained together.
 
-Every loss of a portfolio trains one network a fold, on the other folds. All networks of all losses are the members of
-one batched model (`stepless.networks.training`). A network scores the fold it was not trained on, so every loss has an
-honest score for every row: what is chosen, calibrated and tuned, is chosen, calibrated and tuned on these.
+Every loss trains one network per fold, on the other folds. All networks of all losses are the members of one batched
+model (`stepless.networks.training`). Each network scores the fold it was not trained on, so every loss has a held-out
+score of every row; candidates are chosen, calibrated and thresholded on these.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from stepless.tasks import Task
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
-#: Values of the feature matrix that held-out rows are scored with at once.
+#: The most feature values that held-out rows are scored with at once.
 _CHUNK = 2**22
-#: In a table of so many rows, so many of a kind or more are draws of it, and not one row written down several times.
+#: With at least this many rows, and this many per distinct row, equal rows are draws and not one row repeated.
 _MANY, _OF_A_KIND = 100, 10
-#: How many steps training takes where the number of epochs is left open, give or take.
+#: About how many steps training takes if the number of epochs is not given.
 _STEPS = 1200
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What the networks are for.
+    """What the networks are trained for.
 
     Attributes:
-        metric: As for `stepless.MetricLoss`, options bound.
+        metric: As for `stepless.MetricLoss`, with its options bound.
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
-        outputs: How many logits a row gets: 1 for a binary task, or one a class or label.
-        average: Over classes or labels.
+        outputs: The number of logits: 1 for a binary task, else one per class or label.
+        average: The average over classes or labels.
         subject_to: Constraints.
     """
 
@@ -65,12 +65,12 @@ class Goal:
 
 
 def _cost_weighted(goal: Goal) -> Objective | None:
-    """Costs have no room for constraints, and a score that is no function of the whole batch's counts has no costs."""
+    # costs ignore constraints, and a score that is not a function of the whole batch's counts has none
     metric = goal.on_metric(constrained=False)
     return CostWeighted(metric) if metric.whole else None
 
 
-#: The losses a portfolio may have, by name; None where one does not go with what the networks are for.
+#: The losses of a portfolio by name; None if one does not suit the goal.
 CANDIDATES: dict[str, Callable[[Goal], Objective | None]] = {
     "cross_entropy": lambda goal: CrossEntropy(goal.task),
     "metric": lambda goal: goal.on_metric(),
@@ -85,10 +85,10 @@ class Ensemble:
     """Models of one kind, each fitted without one fold.
 
     Attributes:
-        name: The loss of networks, a key of `CANDIDATES`; or another of `stepless.ensembles.lineup.NAMES`.
+        name: One of `stepless.ensembles.lineup.NAMES`.
         member: The models.
-        held: Scores of the held-out rows, each by the model that was fitted without it, in the order of the folds:
-            logits ``(rows,)`` of a binary task or ``(rows, labels)``, or log-probabilities ``(rows, classes)``.
+        held: Scores of the held-out rows, fold by fold, each by the model that was fitted without it: logits
+            ``(rows,)`` or ``(rows, labels)``, or log-probabilities ``(rows, classes)``.
     """
 
     name: str
@@ -97,12 +97,12 @@ class Ensemble:
 
 
 class Trained(NamedTuple):
-    """What `fit_ensembles` gives.
+    """The result of `fit_ensembles`.
 
     Attributes:
-        ensembles: One for each loss.
-        history: Of all networks.
-        tensors: The weights of all networks, to start from another time.
+        ensembles: One per loss.
+        history: The training history of all networks.
+        tensors: The weights of all networks, for the ``start`` of another call.
     """
 
     ensembles: list[Ensemble]
@@ -111,16 +111,16 @@ class Trained(NamedTuple):
 
 
 def make_folds(target: NDArray[Any], task: Task, n: int, seed: int, *, share: float = 0.2) -> tuple[Rows, ...]:
-    """The rows of each of n folds, or for n = 1 of one that holds a share of the rows (at least one, and not all).
+    """Divide the rows into n folds, or for n = 1 into one fold that has a share of the rows (at least one, not all).
 
     Classes are spread evenly; a class with fewer rows than folds is missing from some of them. Labels are not spread.
 
     Args:
         target: 0 and 1, class indices, or 0 and 1 for each label.
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
-        n: How many folds.
-        seed: Who is dealt which row.
-        share: Of the rows, for n = 1.
+        n: The number of folds.
+        seed: Seed of the division.
+        share: The share of the rows for n = 1.
 
     Example:
         >>> [fold.tolist() for fold in make_folds(np.array([0, 0, 0, 1, 1, 1]), "binary", 3, seed=0)]
@@ -134,7 +134,7 @@ def make_folds(target: NDArray[Any], task: Task, n: int, seed: int, *, share: fl
     groups = (
         [np.arange(len(target))] if task == "multilabel" else [np.flatnonzero(target == k) for k in np.unique(target)]
     )
-    # the rows of one class after those of another, dealt out in turn: fold sizes differ by one at most
+    # rows are dealt out in turn, class after class, so that fold sizes differ by at most one
     dealt = np.concatenate([random.permutation(group) for group in groups])
     return tuple(np.sort(dealt[k::parts]) for k in range(parts if n > 1 else 1))
 
@@ -142,7 +142,7 @@ def make_folds(target: NDArray[Any], task: Task, n: int, seed: int, *, share: fl
 def merge_rows(
     matrix: NDArray[np.float32], target: NDArray[np.int64], weight: NDArray[Any] | None
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], Floats | None]:
-    """Each distinct row once, in order, with the weight of all that equal it; None where all weigh 1.
+    """Merge equal rows and add their weights; return None for the weights if all are 1.
 
     >>> merge_rows(np.float32([[2], [1], [2]]), np.array([0, 1, 0]), None)
     (array([[1.],
@@ -157,7 +157,7 @@ def merge_rows(
 
 
 def are_draws(matrix: NDArray[np.float32]) -> bool:
-    """Whether rows are of few kinds, ten of each or more in the mean: equal ones are then draws, and no copies.
+    """Whether there are ten or more rows per distinct row, so that equal rows are draws and not copies of one row.
 
     >>> are_draws(np.float32([[0], [1]] * 50)), are_draws(np.arange(100, dtype=np.float32)[:, None])
     (True, False)
@@ -187,15 +187,15 @@ def fit_ensembles(
     Args:
         matrix: Features.
         target: 0 and 1, class indices, or 0 and 1 for each label.
-        weight: Of the rows.
-        goal: What they are for.
-        names: The losses, keys of `CANDIDATES`; those that do not go with the goal are left out.
+        weight: Row weights, or None.
+        goal: What the networks are trained for.
+        names: The losses, keys of `CANDIDATES`; those that do not suit the goal are left out.
         net: The shape of the networks, or a factory of them, called without arguments or with the numbers of inputs
             and outputs.
         plan: How to train.
         folds: The rows that are held out from each network of a loss.
-        seed: Of weights and batches. Networks of one fold start alike whatever their loss.
-        stop_share: The share of a network's training rows on which it is stopped early; never those of its fold.
+        seed: Seed of weights and batches. Networks of the same fold start alike, whatever their loss.
+        stop_share: The share of a network's training rows that early stopping holds out, in addition to its fold.
         start: Weights to start from, as returned by an earlier call.
         device: Where to train.
         checkpoint: A file that keeps the state of the training.
@@ -206,31 +206,31 @@ def fit_ensembles(
         raise ValueError(f"{', '.join(names)} cannot be trained for {goal.metric.name} in this average; add a loss.")
     count = len(objectives)
     total = count * len(folds)
-    own_ones = share(total)  # of these networks; all, unless ranks share the work
-    seeds = [mixed(seed, place % len(folds)) for place in own_ones]
+    own_places = share(total)  # the networks that this rank trains
+    seeds = [mixed(seed, place % len(folds)) for place in own_places]
     sizes = matrix.shape[1], goal.outputs
     members = _make_members(net, *sizes, seeds)
     if start is not None:
         build: Any = net if isinstance(net, Architecture) else sized(net, *sizes)
-        begun = {key: tensor[list(own_ones)] for key, tensor in start.items()}
+        begun = {key: tensor[list(own_places)] for key, tensor in start.items()}
         members.load_state_dict(type(members).from_tensors(build, begun).state_dict())
     rows, stops = _divide(target, goal.task, folds, stop_share, seed)
     data = Data(
         torch.from_numpy(matrix),
         torch.from_numpy(target).float() if goal.task != "multiclass" else torch.from_numpy(target),
-        tuple(rows[place % len(folds)] for place in own_ones),
-        tuple(stops[place % len(folds)] for place in own_ones),
+        tuple(rows[place % len(folds)] for place in own_places),
+        tuple(stops[place % len(folds)] for place in own_places),
         None if weight is None else torch.from_numpy(weight).float(),
         max(map(len, rows)),
     )
-    counted = [sum(place // len(folds) == group for place in own_ones) for group in range(count)]
+    counted = [sum(place // len(folds) == group for place in own_places) for group in range(count)]
     losses = Losses([(made, size) for made, size in zip(objectives.values(), counted, strict=True) if size])
     where = own_device(device)
     history = train(members, data, losses, plan, seeds, device=where, checkpoint=checkpoint, report=report)
     members = members.to("cpu")
     own_tensors = members.tensors()
-    tests = [torch.from_numpy(folds[place % len(folds)]) for place in own_ones]
-    logits, history, tensors = _of_all(_held_logits(members, data.matrix, tests), history, own_tensors, total)
+    tests = [torch.from_numpy(folds[place % len(folds)]) for place in own_places]
+    logits, history, tensors = _gather_all(_held_logits(members, data.matrix, tests), history, own_tensors, total)
     ensembles = []
     for place, name in enumerate(objectives):
         own = slice(place * len(folds), (place + 1) * len(folds))
@@ -242,10 +242,10 @@ def fit_ensembles(
     return Trained(ensembles, history, tensors)
 
 
-def _of_all(
+def _gather_all(
     logits: list[Floats], history: History, tensors: dict[str, Tensor], total: int
 ) -> tuple[list[Floats], History, dict[str, Tensor]]:
-    """What all ranks have made of their networks, in the order of the networks; where there is one rank, its own."""
+    """Collect the results of all ranks, in the order of the networks."""
     if len(logits) == total:
         return logits, history, tensors
     kept = [{key: tensor[i] for key, tensor in tensors.items()} for i in range(len(logits))]
@@ -262,12 +262,18 @@ def _of_all(
 def _make_members(
     net: Architecture | Factory, inputs: int, outputs: int, seeds: Sequence[int]
 ) -> Members | FactoryMembers:
-    """One network for each seed."""
+    """Build one network per seed."""
     if isinstance(net, Architecture):
         return Members(net, len(seeds), seeds)
     members = FactoryMembers(sized(net, inputs, outputs), len(seeds), seeds).eval()
-    with torch.no_grad():
-        found = members(torch.zeros(2, inputs)).shape[2]
+    try:
+        with torch.no_grad():
+            found = members(torch.zeros(2, inputs)).shape[2]
+    except RuntimeError as error:
+        raise ValueError(
+            f"the factory's module must take rows of {inputs} features, which is their number after preprocessing; it"
+            f" fails with: {str(error).splitlines()[0]}"
+        ) from error
     if found != outputs:
         raise ValueError(f"the factory's module must give {outputs} logits a row for this task; it gave {found}.")
     return members
@@ -276,7 +282,7 @@ def _make_members(
 def _divide(
     target: NDArray[Any], task: Task, folds: Sequence[Rows], share: float, seed: int
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """The rows each network of a loss is trained on, and those it is stopped by."""
+    """The rows that each network of a loss is trained on, and those that stop it early."""
     rows, stops = [], []
     for place, fold in enumerate(folds):
         others = np.setdiff1d(np.arange(len(target)), fold)
@@ -291,7 +297,7 @@ def _divide(
 
 @torch.no_grad()
 def _held_logits(members: Members | FactoryMembers, matrix: Tensor, tests: Sequence[Tensor]) -> list[Floats]:
-    """Every network's logits of the rows held out from it, computed as a finished model computes them."""
+    """Every network's logits of its held-out rows, in the precision in which the fitted model predicts."""
     wide = isinstance(members, Members)
     members = (members.double() if wide else members).eval()
     index, _ = padded(tests)
@@ -308,14 +314,14 @@ def automatic_plan(
     rows: int, *, epochs: int | None, batch_size: int | None, learning_rate: float, weight_decay: float | None,
     patience: int | None = None,
 ) -> Plan:  # fmt: skip
-    """A plan scaled to the data: small tables in few batches and many epochs, large ones in larger batches and fewer.
+    """Scale a plan to the data: larger tables get larger batches and fewer epochs.
 
     Args:
-        rows: How many rows a network is trained on.
-        epochs: As in `Plan`; None for as many as make about 1,200 steps.
+        rows: The number of training rows of a network.
+        epochs: As in `Plan`; None for about 1,200 steps.
         batch_size: As in `Plan`; None for about a sixteenth of the rows.
         learning_rate: As in `Plan`.
-        weight_decay: As in `Plan`; None for the less, the more rows there are.
+        weight_decay: As in `Plan`; None for a value that falls with the number of rows.
         patience: As in `Plan`.
 
     Example:

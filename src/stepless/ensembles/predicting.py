@@ -1,31 +1,39 @@
-"""What our scikit-learn classifiers share: how they read rows and labels, and all they do once they have a `Model`."""
+"""The base of our scikit-learn classifiers: reading rows and labels, and all that a fitted `Model` does."""
 
 from __future__ import annotations
 
 import inspect
 import math
 import os
+from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stepless.boosting import Library
 from stepless.extras import needs
-from stepless.models.model import Model
-from stepless.params import check_savable, from_json
+from stepless.models.calibration import Calibration
+from stepless.models.members import Member
+from stepless.models.model import Model, library_versions
+from stepless.models.preprocessing import Features
+from stepless.params import check_savable, from_json, json_params
 from stepless.ranking import is_ranking
 from stepless.rules import Rule, positive_class, read_options
 from stepless.tables.frames import Table, read_table
+from stepless.trees.steppers import library_module
 from stepless.tuned import read_target, read_weight
 
 with needs("stepless's estimators need scikit-learn", "sklearn", "sklearn"):
     from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 
-#: Checks of scikit-learn's `check_estimator` that a classifier of ours may fail, and why: pass it as
-#: ``expected_failed_checks``. With ``threshold="half", calibrate=False`` a `stepless.MetricClassifier` passes them all.
+#: The checks of scikit-learn's `check_estimator` that our classifiers may fail, with reasons, for its
+#: ``expected_failed_checks``. With ``threshold="half", calibrate=False``, `stepless.MetricClassifier` passes them all.
 EXPECTED_FAILED_CHECKS = {
     "check_classifiers_train": (
         "it asks for the class of the largest probability; to decide by the tuned threshold instead is what this"
@@ -67,7 +75,7 @@ class Predicting(ClassifierMixin, BaseEstimator):
         decision = self.model_.decision(table)
         if self.model_.task == "multiclass":
             return decision
-        # a row on the threshold is decided yes, whether one asks for "above 0" or for "at least 0"
+        # a row on the threshold is decided yes, so its value must be above 0
         decision = np.where(decision == 0, np.finfo(np.float64).smallest_subnormal, decision)
         return -decision if self.model_.positive == 0 else decision
 
@@ -91,7 +99,7 @@ class Predicting(ClassifierMixin, BaseEstimator):
         Args:
             path: The folder. A model that is there is replaced when the new one is complete.
         """
-        from stepless.persist import save_model  # noqa: PLC0415 - who does not save needs no safetensors
+        from stepless.persist import save_model  # noqa: PLC0415 - needs safetensors
 
         check_is_fitted(self)
         check_savable(self)
@@ -133,13 +141,9 @@ class Predicting(ClassifierMixin, BaseEstimator):
     def _read(
         self, X: Any, y: Any, sample_weight: Any, classes: Any = None
     ) -> tuple[Table, NDArray[np.int64], NDArray[np.float64] | None, Rule]:
-        """Rows, encoded target, weights and the rule, all checked; rows of weight 0 are left out.
+        """Check the arguments of `fit`; return rows, encoded target, weights and rule, without rows of weight 0.
 
-        Args:
-            X: As given to `fit`.
-            y: As given to `fit`.
-            sample_weight: As given to `fit`.
-            classes: The classes there are, where ``y`` may lack some.
+        ``classes`` are all classes, if ``y`` may lack some.
         """
         params: Any = self
         if y is None:
@@ -178,10 +182,42 @@ class Predicting(ClassifierMixin, BaseEstimator):
         return table, rule.encode(y), weight, rule
 
     def _check_task(self, task: str) -> None:
-        """Raise for a task that is not for this classifier."""
+        """Raise if this classifier does not support the task."""
+
+    def _seed(self) -> int:
+        """The seed of a fit: ``random_state``, or a number drawn from it."""
+        state: Any = self.random_state
+        random = check_random_state(state)  # raises for what is not a seed
+        return int(state if isinstance(state, Integral) else random.randint(2**31 - 1)) % 2**31
+
+    def _make_model(
+        self, rule: Rule, features: Features, members: Sequence[Member], weights: Sequence[float],
+        library: Library | None, *, calibration: Calibration, threshold: float | tuple[float, ...], score: float,
+    ) -> Model:  # fmt: skip
+        """The model of a fit; ``library`` is that of its trees, if there are any."""
+        versions = library_versions()
+        if library is not None:
+            versions[library] = str(library_module(library).__version__)
+        return Model(
+            task=rule.task,
+            classes=rule.classes,
+            positive=rule.positive if rule.task == "binary" else None,
+            metric=rule.resolved.name,
+            features=features,
+            members=tuple(members),
+            weights=tuple(weights),
+            calibration=calibration,
+            threshold=threshold,
+            versions=versions,
+            settings={
+                "estimator": type(self).__name__,
+                "params": json_params(self),
+                "score": None if math.isnan(score) else score,
+            },
+        )
 
     def _adopt(self, model: Model, rule: Rule) -> None:
-        """Make a model this estimator's own, all at once."""
+        """Set the fitted attributes from a model."""
         self.model_, self._rule = model, rule
         self.classes_ = rule.classes
         self.pos_label_ = rule.classes.tolist()[rule.positive] if rule.task == "binary" else None

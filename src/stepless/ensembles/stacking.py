@@ -1,4 +1,4 @@
-"""How much each ensemble counts in their mean: the weights under which held-out rows are most likely."""
+"""The weight of each ensemble in their mean: the weights that make the held-out rows most likely."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from stepless.tasks import Task
 
 Floats = NDArray[np.float64]
 
-#: Rows that every ensemble is taken to have explained before the first is seen: few rows cannot tell them far apart.
+#: Pseudo-rows credited to every ensemble in advance, so that a few rows cannot move the weights far apart.
 _PRIOR = 5.0
 _ROUNDS = 300
-#: What an ensemble that is sure of the wrong class gives the right one: one row must not decide.
+#: The least likelihood of a row, so that a single confident error cannot decide the weights.
 _LEAST = 1e-7
 
 
 def stack_weights(
     scores: Sequence[Floats], target: NDArray[Any], weight: NDArray[Any] | None, task: Task
 ) -> tuple[float, ...]:
-    """Weights of the ensembles' probabilities, which add up to 1.
+    """Find weights of the ensembles' probabilities; they add up to 1.
 
-    They are those of a mixture, by expectation and maximisation: each row is shared out among the ensembles by how
-    likely each holds what it is, and an ensemble's weight is its share of all rows.
+    They are the mixture weights of expectation-maximisation: each row is divided among the ensembles in proportion to
+    the likelihood that each gives it, and an ensemble's weight is its share of all rows.
 
     Args:
-        scores: Of every ensemble for held-out rows: logits ``(rows,)`` or ``(rows, labels)``, or log-probabilities
+        scores: Every ensemble's scores of held-out rows: logits ``(rows,)`` or ``(rows, labels)``, or log-probabilities
             ``(rows, classes)``.
         target: 0 and 1, class indices, or 0 and 1 for each label.
-        weight: Of the rows.
+        weight: Row weights, or None.
         task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
 
     Example:
@@ -40,19 +40,19 @@ def stack_weights(
         >>> [round(w, 2) for w in stack_weights([good, useless], y, None, "binary")]
         [0.9, 0.1]
     """
-    likely = np.stack([_likelihood(one, target, task) for one in scores])
+    likelihood = np.stack([_likelihood(one, target, task) for one in scores])
     counts = np.ones(len(target)) if weight is None else np.asarray(weight, np.float64)
-    counts = np.repeat(counts, likely.shape[1] // len(target))  # of a row's labels each
-    shares = np.full(len(likely), 1 / len(likely))
+    counts = np.repeat(counts, likelihood.shape[1] // len(target))  # one per label of a row
+    shares = np.full(len(likelihood), 1 / len(likelihood))
     for _ in range(_ROUNDS):
-        parts = shares[:, None] * likely
+        parts = shares[:, None] * likelihood
         shares = (parts / parts.sum(0)) @ counts + _PRIOR
         shares /= shares.sum()
     return tuple(shares.tolist())
 
 
 def _likelihood(scores: Floats, target: NDArray[Any], task: Task) -> Floats:
-    """The probability of what each row is; for labels, of each of them."""
+    """The probability that is given to each row's true class, or to each of its true labels."""
     if task == "multiclass":
         found = np.exp(scores[np.arange(len(target)), target])
     else:

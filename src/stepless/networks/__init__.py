@@ -1,1 +1,1 @@
-"""Small networks trained together: what they are, what they are trained on, and their batches."""
+"""Small networks that are trained together: their layers, losses, batches and checkpoints."""

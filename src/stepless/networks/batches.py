@@ -1,4 +1,4 @@
-"""The rows of a table as the members' batches: every member has rows of its own, and its own order of them."""
+"""The batches of members: each member has its own rows, in its own order."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class Data:
     Attributes:
         matrix: Features ``(N, D)``, float32.
         target: 0 or 1 as float ``(N,)``, class indices ``(N,)``, or labels as float ``(N, L)``.
-        rows: For each member, the indices of the rows it is trained on.
-        held: For each member, the rows it is judged on after each epoch; none where it is not.
-        weight: Weights of the rows ``(N,)``, or None.
-        longest: The most rows that a member has which is trained elsewhere; batches are cut as if it were here.
+        rows: For each member, the indices of its training rows.
+        held: For each member, the indices of the rows it is judged on after each epoch; may be empty.
+        weight: Row weights ``(N,)``, or None.
+        longest: The largest number of training rows of any member, including those that other ranks train; all ranks
+            cut batches by it.
     """
 
     matrix: Tensor
@@ -64,14 +65,14 @@ class Data:
 class Batches:
     """The order in which members see their rows.
 
-    An epoch is one pass, shared out evenly into the number of batches that comes nearest to ``batch_size``, and no
-    batch is smaller than the others. A member with fewer rows than the largest one begins its pass again to fill up.
+    An epoch is one pass, divided evenly into the number of batches that comes nearest to ``batch_size``; all batches
+    have the same size. A member with fewer rows than the largest one starts its pass again to fill up.
 
     Args:
         data: The rows.
         batch_size: About how many rows a batch has.
         stratify: Whether classes are spread evenly over the batches; labels never are.
-        seeds: One for each member. What a member sees in an epoch depends on its own rows, seed and the epoch alone.
+        seeds: One per member. What a member sees depends only on its own rows and seed, and on the epoch.
 
     Example:
         >>> x = torch.zeros(10, 2)
@@ -99,7 +100,7 @@ class Batches:
             order = torch.empty(sum(len(rows) for _, rows in layout), dtype=torch.int64)
             for slots, rows in layout:
                 order[slots] = rows[torch.randperm(len(rows), generator=generator)]
-            # the layout turns, so that it is not always the same places that are seen twice
+            # rotated, so that it is not always the same places that are seen twice
             order = order.roll(int(torch.randint(len(order), (), generator=generator)))
             length = self.steps * self.size
             members.append(order.repeat(math.ceil(length / len(order)))[:length].view(self.steps, self.size))
@@ -107,7 +108,7 @@ class Batches:
 
 
 def _spread(rows: Tensor, classes: Tensor, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Places for the rows of each class, such that any stretch of places has about its share of every class."""
+    """Assign places to the rows of each class, so that any stretch of places has about its share of every class."""
     generator = torch.Generator().manual_seed(seed)
     parts = [rows[classes == value] for value in torch.unique(classes)]
     keys = [
@@ -119,7 +120,7 @@ def _spread(rows: Tensor, classes: Tensor, seed: int) -> list[tuple[Tensor, Tens
 
 
 def padded(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Index lists of different lengths as one matrix, and 1 where an entry is real; None where all are.
+    """Pad index lists to one matrix, and return it with its mask: 1 for real entries, or None if all are real.
 
     >>> padded([torch.tensor([4, 5]), torch.tensor([6])])
     (tensor([[4, 5],

@@ -1,7 +1,7 @@
-"""A training run's state in one file, written whole or not at all, and read back only for the same run.
+"""The state of a training run in one file: written completely or not at all, and read only by the same run.
 
-The file is safetensors, which holds numbers and text and can run no code. It carries the fingerprint of the run that
-wrote it and a hash of its own tensors, so that neither another run's file nor a damaged one is taken for ours.
+The file is safetensors: numbers and text, no code. It carries the fingerprint of the run that wrote it and a hash of
+its own content, so another run's file or a damaged one is refused.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _FORMAT = "stepless checkpoint 1"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be resumed: damaged, foreign, or of another run."""
+    """The checkpoint cannot be resumed: it is damaged, not a checkpoint, or of another run."""
 
 
 def write_checkpoint(path: Path, run: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Replace the file at ``path`` by one rename, so that a kill at any moment leaves the old one or the new one."""
+    """Replace the file at ``path`` by one rename, so that a kill at any moment leaves the old file or the new one."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     head = {"format": _FORMAT, "run": run, "sha256": _digest(plain, facts), "facts": json.dumps(facts)}
     write_whole(path, safetensors.torch.save(plain, metadata=head))
 
 
 def read_checkpoint(path: Path, run: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Tensors and facts of the run's own checkpoint; None where there is no file."""
+    """Return the tensors and facts of the run's own checkpoint, or None if there is no file."""
     if not path.exists():
         return None
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             head = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         facts = json.loads(head.get("facts", "{}"))
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path} is no checkpoint, or a damaged one ({error}). {_WAY_OUT}") from None

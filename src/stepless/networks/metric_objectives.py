@@ -1,4 +1,4 @@
-"""Objectives made of a metric: the metric itself, cross-entropy blended into it, and cross-entropy weighted by it."""
+"""Objectives made of a metric: the metric itself, its blend with cross-entropy, and cross-entropy weighted by it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from stepless.schedules import Schedule
 from stepless.steps import Step
 from stepless.tasks import Batch, Task
 
-#: How much a violated constraint weighs when members are judged; in training the weight is learned and moves.
-_JUDGED_VIOLATION = 10.0
+#: The multiplier of a violated constraint when members are judged; in training it is learned.
+_JUDGED_MULTIPLIER = 10.0
 
-#: A cost-weighted objective remembers the counts of about this many rows.
+#: About how many rows the running counts of a cost-weighted objective cover.
 _REMEMBERED_ROWS = 4000.0
-#: The least and the greatest share of a class in its weights (and so the range of thresholds that they stand for).
-_LEAST_SHARE, _GREATEST_SHARE = 0.01, 0.99
+#: The range of a class's share of the weights, and so of the thresholds that these weights stand for.
+_MIN_SHARE, _MAX_SHARE = 0.01, 0.99
 
 
 class OnMetric(Objective):
-    """The metric itself, as `stepless.MetricLoss` makes it a loss.
+    """The metric itself, as the loss of `stepless.MetricLoss`.
 
     Args:
         metric: As for `stepless.MetricLoss`.
@@ -47,13 +47,13 @@ class OnMetric(Objective):
         super().__init__()
         self.task = task
         self.loss = MetricLoss(metric, task=task, sync=False, **{"blend": 0.0, **settings})  # `Blend` is for blends
-        # what keeps state, compares rows with one another or scores each row is left to one loss a member
+        # a loss that keeps state, compares rows with each other or scores each row needs a copy per member
         self.whole = type(self.loss) is MetricLoss and self.loss.path.unit == "batch" and not self._keeps_state()
         self.fused = Dispatcher(self.loss.path, self.loss.metrics, self.loss.step).decisions if self.whole else None
         self.each = nn.ModuleList()
         self.judge = copy.deepcopy(self.loss)
         if self.loss.constraints:
-            self.judge.multipliers.fill_(_JUDGED_VIOLATION)
+            self.judge.multipliers.fill_(_JUDGED_MULTIPLIER)
 
     def prepare(self, members: int) -> None:
         if not self.whole:
@@ -77,13 +77,13 @@ class OnMetric(Objective):
         return _fused(logits, target.view_as(logits), weight, self.fused)
 
     def score(self, logits: Tensor, target: Tensor, weight: Tensor | None, step: Step) -> Tensor:
-        """The metric of every member's decisions, by this step."""
+        """The metric of every member's decisions by this step."""
         return self.score_counts(self.count(logits, target, weight, step))
 
     def count(self, logits: Tensor, target: Tensor, weight: Tensor | None, step: Step) -> Tensor:
         """Every member's counts: cells ``(members, thresholds, 1, classes, 4)``, or matrices ``(members, 1, 1, K, K)``.
 
-        A member is to a batch what an image is, and its rows are the pixels.
+        To the composition path, members are images and their rows are pixels.
         """
         path = replace(self.loss.path, unit="image")
         if self.task == "binary":
@@ -98,7 +98,7 @@ class OnMetric(Objective):
         return path.count(batch, step, self.loss.metrics).movedim(1, 0).unsqueeze(2)
 
     def score_counts(self, table: Tensor) -> Tensor:
-        """The metric of every member, from its counts."""
+        """The metric of every member from its counts."""
         return self.loss.path.scores(table, self.loss.metrics)[0]
 
     def _keeps_state(self) -> bool:
@@ -110,13 +110,11 @@ class OnMetric(Objective):
 
 
 class Blend(Objective):
-    """Cross-entropy at first, the metric in the end: the weight moves from one to the other as training advances.
-
-    Members are judged by the last blend.
+    """A blend of cross-entropy and the metric, whose weights follow a schedule. Members are judged by the last blend.
 
     Args:
         metric: What to blend cross-entropy into.
-        schedule: The share of cross-entropy, from first to last.
+        schedule: The share of cross-entropy over training. Default: from 1 to 0.
 
     Example:
         >>> Blend(OnMetric("f1", "binary"), Schedule(blend=(1.0, 0.0)))(torch.zeros(1, 4, 1), torch.ones(1, 4))
@@ -140,7 +138,7 @@ class Blend(Objective):
 
     @property
     def share(self) -> float:
-        """The present share of cross-entropy."""
+        """The current share of cross-entropy."""
         return float(self.schedule.at(self.progress if self.training else 1.0, "blend"))
 
     def forward(self, logits: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -163,11 +161,12 @@ class Blend(Objective):
 
 
 class CostWeighted(Objective):
-    """Cross-entropy, weighted by what a decision is worth to the metric at the counts so far.
+    """Cross-entropy, weighted by how much each decision is worth to the metric.
 
-    A positive is worth c₊ = ∂M/∂tp − ∂M/∂fn, a negative c₋ = ∂M/∂tn − ∂M/∂fp, at the members' own decisions of recent
-    rows. At threshold ½ this is the best rule of a linear-fractional metric (Koyejo 2014, Parambath 2014). A class of
-    several is worth what right decisions gain over the mean of the wrong ones. Members are judged by the metric.
+    A positive is worth c₊ = ∂M/∂tp − ∂M/∂fn, a negative c₋ = ∂M/∂tn − ∂M/∂fp, at the counts of the member's own
+    decisions on recent rows. At threshold ½ this gives the best rule for a linear-fractional metric (Koyejo 2014,
+    Parambath 2014). With several classes, a class is worth what a right decision gains over the mean of the wrong ones.
+    Members are judged by the metric.
 
     Args:
         metric: The metric M.
@@ -209,8 +208,8 @@ class CostWeighted(Objective):
         return self.cross_entropy.differentiated(logits, target, weight, cost)
 
     def _costs(self, logits: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
-        """What every entry costs, the present batch counted."""
-        self._remember(logits, target, weight)
+        """The cost of every entry, by counts that include this batch."""
+        self._update_counts(logits, target, weight)
         share = self._shares()
         if self.task == "multiclass":
             return share.gather(1, target)
@@ -219,12 +218,12 @@ class CostWeighted(Objective):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         saved = state_dict.get(prefix + "counts")
-        if saved is not None:  # the size is known from the first batch on
+        if saved is not None:  # the shape is only known after the first batch
             self.counts = torch.zeros_like(saved, device=self.counts.device)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _remember(self, logits: Tensor, target: Tensor, weight: Tensor | None) -> None:
-        """Add the counts of the decisions at ½ (or of the likeliest class) to those of the rows before."""
+    def _update_counts(self, logits: Tensor, target: Tensor, weight: Tensor | None) -> None:
+        """Update the running counts with the decisions at ½, or for the most probable class."""
         if self.task == "multiclass":
             classes = logits.shape[2]
             truth, decided = (F.one_hot(x, classes).to(logits.dtype) for x in (target, logits.argmax(2)))
@@ -243,19 +242,19 @@ class CostWeighted(Objective):
         self.counts = fresh if self.counts.shape != fresh.shape else torch.lerp(fresh, self.counts, keep)
 
     def _shares(self) -> Tensor:
-        """The share of a positive's worth, ``(members, labels)``, or the weight of every class, ``(members, K)``."""
+        """The positives' share of the worth, ``(members, labels)``, or the weight of every class, ``(members, K)``."""
         gains = self._gains()
         if self.task == "multiclass":
             off = gains.sum(2) - gains.diagonal(0, 1, 2)
             worth = gains.diagonal(0, 1, 2) - off / (gains.shape[2] - 1)
         else:
             worth = torch.stack([gains[..., 0] - gains[..., 2], gains[..., 3] - gains[..., 1]], -1)
-        worth = torch.nan_to_num(worth, nan=0.0, posinf=1e6).clamp_(min=1e-9)  # no worth at all: all weigh the same
-        share = (worth / worth.sum(-1, keepdim=True)).clamp_(_LEAST_SHARE, _GREATEST_SHARE)
+        worth = torch.nan_to_num(worth, nan=0.0, posinf=1e6).clamp_(min=1e-9)  # without any worth, all weigh the same
+        share = (worth / worth.sum(-1, keepdim=True)).clamp_(_MIN_SHARE, _MAX_SHARE)
         return share * share.shape[-1] if self.task == "multiclass" else share[..., 0]
 
     def _gains(self) -> Tensor:
-        """What one more row in each cell gains: minus the gradient of the loss at the counts."""
+        """The gain of one more row in each cell: minus the gradient of the loss at the counts."""
         if self.metric.fused is not None and self.task == "binary":
             slopes = [self.metric.fused.differentiate(*cells)[1:] for cells in self.counts[:, 0].tolist()]
             return -torch.tensor(slopes, device=self.counts.device).unsqueeze(1)
@@ -268,13 +267,13 @@ class CostWeighted(Objective):
             return -torch.autograd.grad(loss.sum(), counts)[0].to(self.counts.dtype)
 
 
-#: From so many members and labels on, their losses are computed together in numpy.
-_TOGETHER = 16
+#: From this many members times labels on, numpy computes their losses together.
+_VECTORISED = 16
 
 
 @torch.no_grad()
 def _fused(z: Tensor, y: Tensor, weight: Tensor | None, objective: Fused) -> tuple[Tensor, Tensor]:
-    """Losses of all members, and their gradient, of yes/no decisions ``(members, rows, labels)`` in few operations."""
+    """Compute the losses of all members, and their gradients, from yes/no logits ``(members, rows, labels)``."""
     decision, slope, spare = (torch.empty_like(z) for _ in range(3))
     scale, steepness = objective.step.linearise_logits(z, objective.tau, decision, slope, spare)
     wide: Any = {"dim": 1, "dtype": torch.float64}
@@ -290,7 +289,7 @@ def _fused(z: Tensor, y: Tensor, weight: Tensor | None, objective: Fused) -> tup
     support = truth.sum(**wide).numpy()
     tp = scale * decision.mul_(truth).sum(**wide).numpy()
     cells = _cells(tp, scale * decided.numpy(), support, total)
-    if tp.size < _TOGETHER:
+    if tp.size < _VECTORISED:
         each = zip(*(cell.ravel().tolist() for cell in cells), strict=True)
         found = np.array([objective.differentiate(*four) for four in each]).T.reshape(5, *tp.shape)
     else:
@@ -306,7 +305,7 @@ def _fused(z: Tensor, y: Tensor, weight: Tensor | None, objective: Fused) -> tup
 
 
 def _cells(tp: Any, predicted: Any, support: Any, total: Any) -> tuple[Any, Any, Any, Any]:
-    """The four cells; one below the rounding of the decisions it is made of is empty."""
+    """The four cells; one that is smaller than the rounding error of its terms is 0."""
     eps = 4 * float(np.finfo(np.float32).eps)
     fp, fn = predicted - tp, support - tp
     tn = total - support - fp

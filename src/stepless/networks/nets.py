@@ -1,15 +1,15 @@
-"""Several small networks as one: the members of an ensemble go through every layer together.
+"""The members of an ensemble as one module: several small networks that share every batched operation.
 
-On small tables a network's step costs more in calls than in arithmetic. `Members` holds n networks of one shape with a
-leading dimension over members, so that a layer is one batched product whatever n is. What one member computes does not
-depend on the others: a batch of members equals a loop over them.
+On small tables, a training step spends more time in calls than in arithmetic. `Members` stacks n networks of one shape
+along a leading dimension, so a layer is one batched product whatever n is. Members do not influence each other: a batch
+of members computes what a loop over them would.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -22,20 +22,20 @@ from torch.nn.modules.lazy import LazyModuleMixin
 Kind = Literal["mlp", "linear"]
 Factory = Callable[[], nn.Module]  #: builds a new network on every call
 
-#: The layers of an "mlp" where none are given.
+#: The default hidden layers of an "mlp".
 HIDDEN = (64, 64)
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of a network: everything that is settled before its weights.
+    """The shape of a network: all that is fixed before its weights.
 
     Attributes:
         kind: ``"mlp"`` (rectified layers) or ``"linear"``.
-        inputs: How many features go in.
-        outputs: How many logits come out: 1 for a binary task, else one a class or label.
-        hidden: The widths of the hidden layers; None for (64, 64), or none at all where the kind is linear.
-        dropout: The share of hidden units that rest in each training step.
+        inputs: The number of features.
+        outputs: The number of logits: 1 for a binary task, else one per class or label.
+        hidden: The widths of the hidden layers. None for (64, 64), or for no layers if the kind is linear.
+        dropout: The share of hidden units that are dropped in each training step.
 
     Example:
         >>> shape = Architecture("mlp", inputs=30, outputs=1, hidden=(16,))
@@ -74,7 +74,7 @@ class Architecture:
 
     @property
     def layers(self) -> tuple[tuple[int, int], ...]:
-        """How many values go into each layer, and how many come out."""
+        """The number of inputs and outputs of each layer."""
         sizes = (self.inputs, *(self.hidden or ()), self.outputs)
         return tuple(pairwise(sizes))
 
@@ -86,19 +86,13 @@ class Architecture:
         return shapes
 
     def to_json(self) -> dict[str, Any]:
-        """The architecture as JSON can hold it."""
-        return {
-            "kind": self.kind,
-            "inputs": self.inputs,
-            "outputs": self.outputs,
-            "hidden": list(self.hidden or ()),
-            "dropout": self.dropout,
-        }
+        """The architecture as JSON values."""
+        return {**asdict(self), "hidden": list(self.hidden or ())}
 
     @classmethod
     def from_json(cls, entry: Any) -> Architecture:
-        """What `to_json` gave; anything else is a ValueError."""
-        names = ("kind", "inputs", "outputs", "hidden", "dropout")
+        """Read what `to_json` returned; raise a ValueError for anything else."""
+        names = [field.name for field in fields(cls)]
         if not isinstance(entry, dict) or set(entry) != set(names):
             found = sorted(map(str, entry)) if isinstance(entry, dict) else type(entry).__name__
             raise ValueError(f"an architecture has the entries {', '.join(names)}; got {found}.")
@@ -112,7 +106,7 @@ def _is_size(value: Any) -> bool:
 
 
 class Tape(NamedTuple):
-    """What a run of `Members` leaves for `Members.pull`: what went into each layer, and the dropout of each."""
+    """What `Members.run` keeps for `Members.pull`: the input and the dropout mask of each layer."""
 
     values: list[Tensor]
     masks: list[Tensor]
@@ -121,13 +115,13 @@ class Tape(NamedTuple):
 class Members(nn.Module):
     """n networks of one architecture, as one module.
 
-    The first weights of a member, and the units that rest in its dropout, depend on its own seed alone. Weights start
-    uniform in ±√(6 / (inputs + outputs of the layer)) (Glorot & Bengio 2010), biases at 0.
+    The initial weights and the dropout of a member depend only on its own seed. Weights start uniform in
+    ±√(6 / (inputs + outputs of the layer)) (Glorot & Bengio 2010), biases at 0.
 
     Args:
-        architecture: The shape that all members share.
-        n: How many members there are.
-        seeds: One for each member.
+        architecture: The shape of every member.
+        n: The number of members.
+        seeds: One per member.
 
     Shape:
         - input: ``(rows, inputs)``, the same for all members, or ``(n, rows, inputs)``.
@@ -143,7 +137,7 @@ class Members(nn.Module):
         super().__init__()
         check_seeds(n, seeds)
         self.architecture, self.n = architecture, n
-        self._spaces: dict[tuple[Any, ...], Tensor] = {}
+        self._buffers_by_use: dict[tuple[Any, ...], Tensor] = {}
         self._seeds, self._generators = tuple(seeds), [torch.Generator().manual_seed(seed) for seed in seeds]
         weights, biases = [], []
         for fan_in, fan_out in architecture.layers:
@@ -157,7 +151,7 @@ class Members(nn.Module):
 
     @classmethod
     def from_tensors(cls, architecture: Architecture, tensors: Mapping[str, Tensor]) -> Members:
-        """Members with these weights, named and shaped as in `Architecture.shapes`."""
+        """Build members with these weights, named and shaped as in `Architecture.shapes`."""
         first = tensors.get("weights.0")
         n = len(first) if first is not None and first.dim() == 3 else 1
         expected = architecture.shapes(max(n, 1))
@@ -172,45 +166,45 @@ class Members(nn.Module):
         return members
 
     def tensors(self) -> dict[str, Tensor]:
-        """The weights by name, on the CPU, for `from_tensors`."""
+        """The weights by name, on the CPU, as `from_tensors` takes them."""
         return {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
 
     def reseed(self, epoch: int) -> None:
-        """Start the random numbers of an epoch, which depend on a member's seed and the epoch alone."""
+        """Reset the random numbers for an epoch; they depend only on a member's seed and the epoch."""
         for generator, seed in zip(self._generators, self._seeds, strict=True):
             generator.manual_seed(mixed(epoch, seed))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of every member."""
+        """Compute the logits of every member."""
         if x.dim() == 2:
             x = x.expand(self.n, -1, -1)
-        (*weights, last), (*biases, shift) = self._sides()
+        (*weights, last), (*biases, shift) = self._weights_and_biases()
         for weight, bias in zip(weights, biases, strict=True):
             x = torch.baddbmm(bias, x, weight).relu_()
-            mask = self._resting(x)
+            mask = self._dropout_mask(x)
             x = x if mask is None else x * mask
-        if last.shape[2] == 1:  # a product with one column is slower as a product of matrices
+        if last.shape[2] == 1:  # faster than a matrix product with a single column
             return (x * last.mT).sum(2, keepdim=True) + shift
         return torch.baddbmm(shift, x, last)
 
     @torch.no_grad()
     def run(self, x: Tensor) -> tuple[Tensor, Tape]:
-        """The logits of `forward` without a graph, for `pull` to find gradients by; ``x`` is ``(n, rows, inputs)``.
+        """Compute the logits of `forward` without a graph; `pull` finds the gradients. ``x`` is ``(n, rows, inputs)``.
 
-        Torch's graph costs as much as the products of small layers do, and fresh memory for every layer as much again.
-        So the tape lies in memory that the next run writes over.
+        For small layers, torch's graph takes as long as the products themselves, and allocating each layer's output as
+        long again. So the tape lies in buffers that the next run overwrites.
         """
-        (*weights, last), (*biases, shift) = self._sides()
+        (*weights, last), (*biases, shift) = self._weights_and_biases()
         values, masks = [x], []
         for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            space = self._space(f"value {layer}", x, x.shape[1], weight.shape[2])
-            values.append(torch.baddbmm(bias, values[-1], weight, out=space).relu_())
-            mask = self._resting(space)
+            value = self._buffer(f"value {layer}", x, x.shape[1], weight.shape[2])
+            values.append(torch.baddbmm(bias, values[-1], weight, out=value).relu_())
+            mask = self._dropout_mask(value)
             if mask is not None:
                 masks.append(mask)
-                space.mul_(mask)
+                value.mul_(mask)
         if last.shape[2] == 1:
-            product = self._space("product", x, *values[-1].shape[1:])
+            product = self._buffer("product", x, *values[-1].shape[1:])
             logits = torch.mul(values[-1], last.mT, out=product).sum(2, keepdim=True).add_(shift)
         else:
             logits = torch.baddbmm(shift, values[-1], last)
@@ -218,49 +212,49 @@ class Members(nn.Module):
 
     @torch.no_grad()
     def pull(self, tape: Tape, slope: Tensor) -> list[Tensor]:
-        """The gradient of each of `parameters`, in their order, from the gradient of the logits.
+        """Compute the gradients of `parameters`, in their order, from the gradient of the logits.
 
-        The gradients lie in memory that the next pull writes over.
+        They lie in buffers that the next pull overwrites.
         """
-        weights, _ = self._sides()
+        weights, _ = self._weights_and_biases()
         weight_slopes, bias_slopes = [], []
         for layer in reversed(range(len(weights))):
             value, weight = tape.values[layer], weights[layer]
             column, rows, width = weight.shape[2] == 1, slope.shape[1], weight.shape[1]
             bias_slopes.append(slope.sum(1, keepdim=True))
             if column:
-                product = self._space("product", slope, rows, width)
+                product = self._buffer("product", slope, rows, width)
                 weight_slopes.append(torch.mul(value, slope, out=product).sum(1).unsqueeze(2))
             else:
-                space = self._space(f"weight {layer}", slope, width, weight.shape[2])
-                weight_slopes.append(torch.bmm(value.mT, slope, out=space))
+                buffer = self._buffer(f"weight {layer}", slope, width, weight.shape[2])
+                weight_slopes.append(torch.bmm(value.mT, slope, out=buffer))
             if layer:
-                space = self._space(f"slope {layer}", slope, rows, width)
-                slope = torch.mul(slope, weight.mT, out=space) if column else torch.bmm(slope, weight.mT, out=space)
+                buffer = self._buffer(f"slope {layer}", slope, rows, width)
+                slope = torch.mul(slope, weight.mT, out=buffer) if column else torch.bmm(slope, weight.mT, out=buffer)
                 if tape.masks:
                     slope.mul_(tape.masks[layer - 1])
-                # a unit that rests has the value 0, and so no gradient here
+                # a dropped unit has the value 0, and so no gradient here
                 torch.ops.aten.threshold_backward.grad_input(slope, value, 0, grad_input=slope)
         return [*reversed(weight_slopes), *reversed(bias_slopes)]
 
     def release(self) -> None:
-        """Give back the memory that `run` and `pull` keep."""
-        self._spaces.clear()
+        """Free the buffers of `run` and `pull`."""
+        self._buffers_by_use.clear()
 
-    def _space(self, name: str, like: Tensor, *shape: int) -> Tensor:
-        key = (name, *shape)
-        space = self._spaces.get(key)
-        if space is None or space.device != like.device or space.dtype != like.dtype:
-            space = self._spaces[key] = like.new_empty(self.n, *shape)
-        return space
+    def _buffer(self, use: str, like: Tensor, *shape: int) -> Tensor:
+        key = (use, *shape)
+        buffer = self._buffers_by_use.get(key)
+        if buffer is None or buffer.device != like.device or buffer.dtype != like.dtype:
+            buffer = self._buffers_by_use[key] = like.new_empty(self.n, *shape)
+        return buffer
 
-    def _sides(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Weights and biases, not by the lists' own iterators, which take longer than a small product."""
-        weights, biases = (list(side._parameters.values()) for side in (self.weights, self.biases))
+    def _weights_and_biases(self) -> tuple[list[Tensor], list[Tensor]]:
+        # iterating over a ParameterList takes longer than a small product
+        weights, biases = (list(part._parameters.values()) for part in (self.weights, self.biases))
         return weights, biases  # type: ignore[return-value]
 
-    def _resting(self, x: Tensor) -> Tensor | None:
-        """0 for the units that rest, and what the others are multiplied by, from each member's own generator."""
+    def _dropout_mask(self, x: Tensor) -> Tensor | None:
+        """0 for dropped units and the scale of the others, drawn from each member's own generator."""
         share = self.architecture.dropout
         if not (share and self.training):
             return None
@@ -271,18 +265,19 @@ class Members(nn.Module):
 
 
 class FactoryMembers(nn.Module):
-    """n networks of a user's own making, with the interface of `Members`.
+    """n networks from a user's factory, with the interface of `Members`.
 
-    The modules are stacked, and torch's vmap runs them as one. A module that vmap cannot run is run in a loop over the
-    members: slower, and the same. Random layers such as dropout draw from the members' seeds, all together.
+    The modules are stacked and run as one by torch's vmap. Modules that vmap cannot run are run in a loop, which gives
+    the same but is slower. Random layers such as dropout draw from one generator, seeded by all members' seeds.
+    Parameters that do not require a gradient stay as the factory made them.
 
     Args:
-        factory: Builds a new ``nn.Module``; called once for each member, with torch's random numbers seeded for it.
-        n: How many members there are.
-        seeds: One for each member.
+        factory: Builds a new ``nn.Module``; called once per member, with torch's random numbers seeded for it.
+        n: The number of members.
+        seeds: One per member.
 
     Shape:
-        - input: ``(rows, inputs)`` or ``(n, rows, inputs)``; a module sees ``(rows, inputs)``.
+        - input: ``(rows, inputs)`` or ``(n, rows, inputs)``; a module gets ``(rows, inputs)``.
         - output: logits ``(n, rows, outputs)``; a module may also return ``(rows,)``, which counts as one output.
 
     Example:
@@ -299,21 +294,22 @@ class FactoryMembers(nn.Module):
         if len({id(module) for module in modules}) < n:
             raise ValueError("the factory gave the same module twice; it must build a new one on every call.")
         values, buffers = torch.func.stack_module_state(modules)
-        if not values:
-            raise ValueError("the factory's module has no parameters, so there is nothing to train.")
+        if not any(value.requires_grad for value in values.values()):
+            raise ValueError("the factory's module has no parameters to train: give it some that require a gradient.")
         self._names = (*values, *buffers)
-        self.values = nn.ParameterList([nn.Parameter(value.detach()) for value in values.values()])
+        self.values = nn.ParameterList([nn.Parameter(v.detach(), v.requires_grad) for v in values.values()])
         for i, buffer in enumerate(buffers.values()):
             self.register_buffer(f"buffer_{i}", buffer)
-        # in a list, so that torch does not count its unused weights; it only says what is computed
+        # in a list, so that torch does not register the weights of this copy, which are not used
         self._template = [modules[0]]
         self._seeds = tuple(seeds)
-        self._together: bool | None = None  #: whether vmap can run it; the first pass tells
+        self._looped = False  #: whether vmap has failed, so that members run one by one
+        self._vmapped: set[tuple[bool, int]] = set()  #: the kinds of passes that vmap has run
         self.reseed(0)
 
     @classmethod
     def from_tensors(cls, factory: Factory, tensors: Mapping[str, Tensor]) -> FactoryMembers:
-        """Members with these weights, as `tensors` gave them; the factory must build the modules they came from."""
+        """Build members with these weights, as `tensors` returned them, from the factory that built the originals."""
         n = min((len(tensor) if tensor.dim() else 0 for tensor in tensors.values()), default=0)
         members = cls(factory, max(n, 1), range(max(n, 1)))
         found, own = ({k: (v.dtype, tuple(v.shape)) for k, v in t.items()} for t in (tensors, members.tensors()))
@@ -330,36 +326,37 @@ class FactoryMembers(nn.Module):
 
     @property
     def template(self) -> nn.Module:
-        """A module that computes what all members do; its weights are not theirs."""
+        """A module that computes what each member does, with weights of its own."""
         return self._template[0]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights and buffers by the module's own names, stacked over members, on the CPU, for `from_tensors`."""
+        """Weights and buffers by the module's own names, stacked over members, on the CPU, as `from_tensors` takes."""
         return {name: value.detach().cpu().contiguous() for name, value in self._stacked().items()}
 
     def reseed(self, epoch: int) -> None:
-        """Start the random numbers of an epoch, which depend on the seeds and the epoch alone."""
+        """Reset the random numbers for an epoch; they depend only on the seeds and the epoch."""
         self._generator = torch.Generator().manual_seed(mixed(epoch, *self._seeds))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of every member."""
+        """Compute the logits of every member."""
         self.template.train(self.training)
         seed = int(torch.randint(2**62, (), generator=self._generator))
-        if self._together is not None:
-            return self._seeded(seed, x, together=self._together)
+        kind = self.training, x.dim()  # vmap may be able to run a module in one mode only, or only on shared rows
+        if self._looped or kind in self._vmapped:
+            return self._seeded(seed, x, together=not self._looped)
         kept = [buffer.clone() for buffer in self.buffers()]
         try:
             logits = self._seeded(seed, x, together=True)
-            self._together = True
-        except Exception:  # vmap's own, or the module's: then it comes again
+            self._vmapped.add(kind)
+        except Exception:  # of vmap, or of the module itself, which raises it again in the loop
             for buffer, value in zip(self.buffers(), kept, strict=True):
                 buffer.copy_(value)
             logits = self._seeded(seed, x, together=False)
-            self._together = False
+            self._looped = True
         return logits
 
     def run(self, x: Tensor) -> tuple[Tensor, Tape]:
-        """The logits without a graph, for `pull` to find gradients by."""
+        """Compute the logits, detached, and keep their graph for `pull`."""
         with torch.set_grad_enabled(self.training):
             logits = self(x)
         return logits.detach(), Tape([logits], [])
@@ -368,9 +365,10 @@ class FactoryMembers(nn.Module):
         """As for `Members`; nothing is kept here."""
 
     def pull(self, tape: Tape, slope: Tensor) -> list[Tensor]:
-        """The gradient of each of `parameters`, in their order, from the gradient of the logits."""
-        found = torch.autograd.grad(tape.values[0], list(self.values), slope, allow_unused=True)
-        return [torch.zeros_like(v) if g is None else g for g, v in zip(found, self.values, strict=True)]
+        """Compute the gradients of the parameters that require one, in their order, from that of the logits."""
+        trained = [value for value in self.values if value.requires_grad]
+        found = torch.autograd.grad(tape.values[0], trained, slope, allow_unused=True)
+        return [torch.zeros_like(v) if g is None else g for g, v in zip(found, trained, strict=True)]
 
     def _stacked(self) -> dict[str, Tensor]:
         return dict(zip(self._names, [*self.values, *self.buffers()], strict=True))
@@ -401,22 +399,22 @@ def _built(factory: Factory, seed: int) -> nn.Module:
 
 
 def _checked(logits: Any, x: Tensor) -> Tensor:
-    """A module's output as ``(rows, outputs)``."""
+    """A module's output as ``(rows, outputs)``, in the precision of its rows."""
     if not isinstance(logits, Tensor) or logits.dim() not in (1, 2) or len(logits) != len(x):
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(
             f"the factory's module must give logits of shape (rows, outputs); for {len(x)} rows it gave {found}."
         )
-    return logits.unsqueeze(1) if logits.dim() == 1 else logits
+    return (logits.unsqueeze(1) if logits.dim() == 1 else logits).to(x.dtype)
 
 
 def mixed(*numbers: int) -> int:
-    """One seed from several numbers, such that other numbers give an unrelated one."""
+    """Derive a seed from several numbers, unrelated to the seed of any others."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
 
 
 def check_seeds(n: int, seeds: Sequence[int]) -> None:
-    """Raise unless there is one seed for each of the ``n`` members."""
+    """Raise unless there is one seed per member."""
     if not _is_size(n):
         raise ValueError(f"there must be at least one member; got n={n!r}.")
     if len(seeds) != n or not all(isinstance(seed, int) and seed >= 0 for seed in seeds):

@@ -1,8 +1,8 @@
-"""What members are trained on: losses of many members at once, one number for each.
+"""Losses of many members at once, one number per member.
 
-An objective takes the logits ``(members, rows, outputs)`` of a batch, in which every member has rows of its own. It
-gives the loss of every member, and `Objective.differentiated` its gradient with it: on small batches torch's graph
-costs more than the loss, so the common objectives know their gradients.
+An objective takes the logits ``(members, rows, outputs)`` of a batch in which every member has its own rows. It returns
+the loss of every member, and `Objective.differentiated` the gradient too: on small batches torch's graph costs more
+than the loss, so the common objectives compute their gradients themselves.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from stepless.tasks import Task, check_task
 
 
 class Objective(nn.Module):
-    """The losses of a group of members. State, where there is any, lives in buffers, so that it can be checkpointed.
+    """The losses of a group of members. Any state lives in buffers, so that it can be checkpointed.
 
-    In evaluation mode an objective gives what members are judged by: it must not depend on the progress of training.
+    In evaluation mode, an objective returns what members are judged by; that must not depend on training progress.
     """
 
     task: Task
 
     def prepare(self, members: int) -> None:
-        """Make room for the state of this many members."""
+        """Create the state of this many members."""
 
     def advance(self, progress: float) -> None:
-        """Say how much of the training is done, in [0, 1]."""
+        """Set how much of the training is done, in [0, 1]."""
 
     def forward(self, logits: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
         """The loss of every member, from ``(members, rows, outputs)``, ``(members, rows, …)``, ``(members, rows)``."""
@@ -64,7 +64,7 @@ class CrossEntropy(Objective):
     def differentiated(
         self, logits: Tensor, target: Tensor, weight: Tensor | None, cost: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """As for every objective; an entry may cost something of its own, beside the weight of its row."""
+        """As for every objective; ``cost`` multiplies each entry, in addition to the weight of its row."""
         each = self.each(logits, target)
         if self.task == "multiclass":
             slope = torch.softmax(logits, 2)
@@ -82,17 +82,17 @@ class CrossEntropy(Objective):
         if self.task == "multiclass":
             return F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
         z = logits.view(target.shape)
-        return F.softplus(z) - z * target  # torch's own function spends more on its checks than on this
+        return F.softplus(z) - z * target  # binary_cross_entropy_with_logits spends more time on checks than on this
 
     def extra_repr(self) -> str:
         return repr(self.task)
 
 
 class Losses(nn.Module):
-    """What every member is trained on: groups of members that stand side by side, each with its own objective.
+    """The losses of all members: consecutive groups of members, each with its own objective.
 
     Args:
-        groups: Objectives and how many members each of them has, in the order of the members.
+        groups: The objectives with the number of members of each, in the order of the members.
 
     Example:
         >>> losses = Losses([(CrossEntropy("binary"), 5), (CrossEntropy("binary"), 5)])
@@ -113,16 +113,15 @@ class Losses(nn.Module):
 
     @property
     def n(self) -> int:
-        """How many members there are."""
+        """The number of members."""
         return sum(self.sizes)
 
     def advance(self, progress: float) -> None:
-        """Say how much of the training is done, in [0, 1]."""
+        """Set how much of the training is done, in [0, 1]."""
         for objective in self.objectives:
             objective.advance(progress)  # type: ignore[operator]
 
     def forward(self, logits: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-        """The loss of every member."""
         return torch.cat([objective(*part) for objective, part in self._parts(logits, target, weight)])
 
     def differentiated(self, logits: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -139,7 +138,7 @@ class Losses(nn.Module):
 
 
 def mean_loss(each: Tensor, weight: Tensor | None) -> Tensor:
-    """The mean over rows, by weight, and over labels where there are any."""
+    """The weighted mean over rows, and the mean over labels if there are any."""
     if each.dim() == 3:
         each = each.mean(2)
     if weight is None:
@@ -148,10 +147,10 @@ def mean_loss(each: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def _shares(weight: Tensor | None, logits: Tensor) -> float | Tensor:
-    """What a row adds to the mean of its member, to be multiplied with ``(members, rows, outputs)``."""
+    """Each row's share in the mean of its member, to be multiplied with ``(members, rows, outputs)``."""
     return 1 / logits.shape[1] if weight is None else (weight / _total(weight)).unsqueeze(2)
 
 
 def _total(weight: Tensor) -> Tensor:
-    """The sum of a member's weights; rows that weigh nothing at all have a mean of 0."""
+    """The sum of each member's weights, kept above 0, so that rows without any weight have a mean of 0."""
     return weight.sum(1, keepdim=True).clamp_(min=torch.finfo(weight.dtype).tiny)

@@ -1,7 +1,7 @@
-"""Networks of an ensemble shared among the ranks of torchrun: each trains some, and all get all.
+"""Distribute the networks of an ensemble over the ranks of torchrun: each trains some, and all ranks get all of them.
 
-Networks do not need each other while they are trained. So the ranks say nothing until the end, and what comes out is
-what one process would have made. Every rank holds the whole table.
+Networks are trained independently, so ranks communicate only at the end, and the result is that of one process. Every
+rank holds the whole table.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _SHARED: ContextVar[bool] = ContextVar("shared", default=False)
 
 @contextmanager
 def over_ranks() -> Iterator[None]:
-    """Inside of this, the networks of a fit are shared among the ranks that torchrun has started.
+    """Distribute the networks of fits in this block over the ranks that torchrun has started.
 
-    Without torchrun it is a ValueError; in a process group that is there already, that group is used.
+    An existing process group is used; without one, and without torchrun, this raises a ValueError.
     """
     own = not dist.is_initialized()
     if own:
@@ -46,12 +46,12 @@ def over_ranks() -> Iterator[None]:
 
 
 def leader() -> bool:
-    """Whether this is the rank that speaks and saves."""
+    """Whether this is the rank that prints and saves."""
     return not _SHARED.get() or dist.get_rank() == 0
 
 
 def share(n: int) -> range:
-    """Which of n networks this rank trains: all of them, unless the work is shared.
+    """Which of n networks this rank trains: all of them, unless they are distributed.
 
     >>> share(3)
     range(0, 3)
@@ -65,7 +65,7 @@ def share(n: int) -> range:
 
 
 def gather(own: list[T], n: int) -> list[T]:
-    """Of all n networks what each rank has of its own, in order.
+    """Collect the results of all n networks, in order, from each rank's own.
 
     >>> gather(["a", "b"], 2)
     ['a', 'b']
@@ -81,7 +81,7 @@ def gather(own: list[T], n: int) -> list[T]:
 
 
 def own_device(device: str | torch.device) -> str | torch.device:
-    """Where this rank trains: of several GPUs its own."""
+    """Where this rank trains: on its own GPU if there are several."""
     if _SHARED.get() and str(device) == "cuda":
         return f"cuda:{int(os.environ.get('LOCAL_RANK', '0'))}"
     return device

@@ -1,7 +1,7 @@
-"""Training members together: one batched pass a step, and for each member its own rows, shuffling and best epoch.
+"""Train members together: one batched pass per step, while each member has its own rows, shuffling and best epoch.
 
-Adam works entry by entry and every member has a loss of its own, so members never meet: training them together gives
-what training them one by one does, up to the rounding of the batched products.
+Adam works entry by entry and every member has its own loss, so members do not interact: training them together gives
+the same as training them one by one, up to the rounding of batched products.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from stepless.networks.batches import Batches, Data, padded
 from stepless.networks.nets import FactoryMembers, Members, mixed
 from stepless.networks.objectives import Losses
 
-#: Called after each epoch with its number (from 1), how many there may be, and the members' training losses.
+#: Called after each epoch with its number (from 1), the largest number of epochs, and the members' training losses.
 Report = Callable[[int, int, NDArray[np.float64]], None]
-#: From held-out logits, target and weight to one number for each member: the smaller, the better.
+#: From held-out logits, target and weight to one number per member; smaller is better.
 Monitor = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
-#: Values that are gathered at once: small enough to stay in the cache, and to be judged in memory that is there.
+#: The most feature values gathered at once: few enough to stay in the cache.
 _CHUNK = 2**18
 _BETAS, _EPS = (0.9, 0.999), 1e-8
 
@@ -39,15 +39,15 @@ class Plan:
     """How to train.
 
     Attributes:
-        epochs: How many times to go through the rows, at most.
-        batch_size: About how many rows a step sees. The rows of an epoch are shared out evenly, into the number of
-            batches that comes nearest to this size.
+        epochs: The largest number of passes over the rows.
+        batch_size: About how many rows a step uses. An epoch is divided evenly, into the number of batches that comes
+            nearest to this size.
         learning_rate: Adam's step size at the start.
         decay: ``"none"``, or ``"cosine"`` to let the learning rate fall to 0 over all epochs.
         weight_decay: Decoupled (AdamW) decay of weights; biases do not decay.
         patience: A member stops after this many epochs without a better held-out score; None never stops.
-        clip: The greatest norm of a member's gradient; None for any.
-        stratify: Whether every batch holds its share of each class (binary and multiclass).
+        clip: The largest norm of a member's gradient; None for no limit.
+        stratify: Whether every batch has its share of each class (binary and multiclass).
 
     Example:
         >>> Plan(epochs=50, patience=5).batch_size
@@ -81,12 +81,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class History:
-    """What happened.
+    """The course of a training run.
 
     Attributes:
         train: The mean training loss of each epoch and member, ``(epochs, members)``.
-        held: The held-out score of each epoch and member, smaller is better; NaN where nothing is held out.
-        best: The epoch (from 1) whose weights each member has kept.
+        held: The held-out score of each epoch and member; smaller is better; NaN if nothing is held out.
+        best: The epoch (from 1) whose weights each member kept.
     """
 
     train: NDArray[np.float64]
@@ -107,17 +107,17 @@ def train(
     checkpoint_every: float = 1.0,
     report: Report | None = None,
 ) -> History:
-    """Train the members in place; each ends with the weights of its best epoch (the last one, where none is held out).
+    """Train the members in place; each ends with the weights of its best epoch (the last if no rows are held out).
 
     Args:
         members: The networks.
-        data: What they see.
-        losses: What they are trained on.
-        plan: How long and how fast.
-        seed: For the shuffling: one, or one for each member. A member's shuffling depends on its own seed alone.
+        data: Their rows.
+        losses: Their losses.
+        plan: How long and how fast to train.
+        seed: Seed of the shuffling: one for all, or one per member. A member's shuffling depends only on its own seed.
         device: Where to train.
-        monitor: What members are judged by on held-out rows; by default their loss, in evaluation.
-        checkpoint: A file that keeps the state. If it is there, training goes on from it, to the same end.
+        monitor: What judges members on held-out rows. Default: their loss in evaluation mode.
+        checkpoint: A file that keeps the state. If it exists, training continues from it, to the same result.
         checkpoint_every: Seconds between two writes of it; it is always written at the end.
         report: Called after each epoch.
 
@@ -153,24 +153,24 @@ def train(
 
 
 def _resume(run: _Run, path: Path) -> Callable[[], None]:
-    """Go on from the file, if it is there; what writes it."""
-    from stepless.networks.checkpoints import read_checkpoint, write_checkpoint  # noqa: PLC0415 - need safetensors
+    """Continue the run from the file if it exists; return what writes it."""
+    from stepless.networks.checkpoints import read_checkpoint, write_checkpoint  # noqa: PLC0415 - needs safetensors
 
     if not path.parent.is_dir():
         raise FileNotFoundError(f"a checkpoint needs a folder that exists; {path.parent} does not. Make it first.")
     data = run.data
-    mine = fingerprint(
+    key = fingerprint(
         [repr(run.plan), repr(run.losses), repr(run.losses.sizes), repr(run.seeds), *_code_of(run)],
         [data.matrix, data.target, data.weight, *data.rows, *data.held, *run.members.tensors().values()],
     )
-    found = read_checkpoint(path, mine)
+    found = read_checkpoint(path, key)
     if found is not None:
         run.restore(*found)
-    return lambda: write_checkpoint(path, mine, *run.state())
+    return lambda: write_checkpoint(path, key, *run.state())
 
 
 def _code_of(run: _Run) -> list[str]:
-    """What the run computes, where neither its settings nor its weights say so: networks, metrics and the monitor."""
+    """Texts of the code that a run depends on: its networks, metrics and monitor."""
     nets = run.members
     if isinstance(nets, Members):
         texts = [repr(nets.architecture)]
@@ -181,7 +181,7 @@ def _code_of(run: _Run) -> list[str]:
 
 
 class _Run:
-    """A training run between two epochs: everything that the next epoch depends on."""
+    """A training run between two epochs: all that the next epoch depends on."""
 
     def __init__(
         self,
@@ -203,10 +203,10 @@ class _Run:
         self._judged = np.array([len(part) > 0 for part in data.held])
         self._examined = self._hold() if self._judged.any() else None
 
-        named = dict(members.named_parameters())
+        named = {name: value for name, value in members.named_parameters() if value.requires_grad}
         self._parameters = list(named.values())
         decays = [p.dim() > 2 and "bias" not in name for name, p in named.items()]
-        # one call of the optimiser, unless some decay and some do not
+        # without decay, one call of the optimiser is enough
         self._groups = [[i for i, d in enumerate(decays) if d == side] for side in (True, False)]
         if not plan.weight_decay:
             self._groups = [list(range(len(decays)))]
@@ -225,7 +225,7 @@ class _Run:
 
     @torch.no_grad()
     def epoch(self) -> None:
-        """One pass over the rows, and what it leaves behind."""
+        """Train for one pass over the rows, then judge the members."""
         self.members.train()
         self.losses.train()
         self.members.reseed(self.done)
@@ -242,7 +242,7 @@ class _Run:
         self._after((total / self.batches.steps).double().cpu().numpy())
 
     def _step(self, x: Tensor, y: Tensor, w: Tensor | None, progress: float) -> Tensor:
-        """Move all members by one batch each."""
+        """Update all members by one batch each."""
         plan = self.plan
         self.losses.advance(progress)
         logits, tape = self.members.run(x)
@@ -262,7 +262,7 @@ class _Run:
         return losses
 
     def _gather(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Features, target and weight of rows; the features lie in memory that is written over by the next rows."""
+        """Features, target and weight of rows; the next call overwrites the features."""
         flat, width = index.reshape(-1), self._matrix.shape[1]
         if len(flat) > len(self._gathered):
             self._gathered = self._matrix.new_empty(len(flat), width)
@@ -275,7 +275,7 @@ class _Run:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _hold(self) -> tuple[list[Tensor], Tensor, Tensor | None]:
-        """The rows to judge by, in pieces that are gathered at once, with their target and weight."""
+        """The rows to judge by, in pieces to be gathered one by one, with their target and weight."""
         index, real = padded(self.data.held)
         index = index.to(self._device)
         width = max(1, _CHUNK // (len(index) * self._matrix.shape[1]))
@@ -287,7 +287,7 @@ class _Run:
         return list(torch.split(index, width, 1)), target, weight
 
     def _judge(self) -> NDArray[np.float64]:
-        """How bad each member is on the rows held out for it; NaN where there are none."""
+        """The score of each member on its held-out rows, smaller is better; NaN if it has none."""
         if self._examined is None:
             return np.full(self.members.n, np.nan)
         self.members.eval()
@@ -300,7 +300,7 @@ class _Run:
         return np.where(self._judged, scores, np.nan)
 
     def _after(self, train: NDArray[np.float64]) -> None:
-        """Judge the members, keep the weights of those that are better than ever, and stop those that wait too long."""
+        """Judge the members, keep the weights of those that improved, and stop those that ran out of patience."""
         if not np.isfinite(train).all():
             lost = ", ".join(map(str, np.flatnonzero(~np.isfinite(train))))
             raise FloatingPointError(
@@ -330,7 +330,7 @@ class _Run:
     # -----------------------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The state as tensors and as facts that JSON can hold."""
+        """The state as tensors and JSON values."""
         groups: dict[str, dict[Any, Tensor]] = {
             "now": self.members.state_dict(),
             "best": self._best,
@@ -349,7 +349,7 @@ class _Run:
         return tensors, {"done": self.done, "steps": self._steps[0].item()}
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Become the run whose `state` this was."""
+        """Continue from what `state` returned."""
         groups: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             group, _, name = key.partition("/")
@@ -368,9 +368,9 @@ class _Run:
         self._best_score, self.best_epoch, self._running = kept["best_score"], kept["best_epoch"], kept["running"]
 
 
-def _clip(slopes: list[Tensor], greatest: float) -> None:
-    """Shorten the gradient of every member that is longer than this, each by itself."""
+def _clip(slopes: list[Tensor], largest: float) -> None:
+    """Shorten the gradient of every member to this norm at most, each by itself."""
     squares = torch.stack([slope.flatten(1).square().sum(1) for slope in slopes]).sum(0)
-    factor = (greatest / squares.sqrt().clamp_(min=1e-12)).clamp_(max=1.0)
+    factor = (largest / squares.sqrt().clamp_(min=1e-12)).clamp_(max=1.0)
     for slope in slopes:
         slope.mul_(factor.view(-1, *[1] * (slope.dim() - 1)))

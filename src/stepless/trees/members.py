@@ -1,9 +1,9 @@
 """Boosted trees as members of a model: scored by their library, kept in its own format.
 
 LightGBM's models are text, XGBoost's JSON, CatBoost's a binary table (cbm); reading them runs no code. But the readers
-are C++ that was not written for files made to harm. Damage by accident never comes so far, because the hashes are
-compared first; what was altered together with its sha256 is looked through by `stepless.trees.files`. That leaves the
-inside of CatBoost's tables, which only the library knows: one that was forged may end the process.
+are C++ that was not written for malicious files. Accidental damage never reaches them, because hashes are compared
+first; files that were altered together with their hash are checked by `stepless.trees.files`. What cannot be checked is
+the inside of CatBoost's tables: a forged one may end the process.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from stepless.extras import needs
 from stepless.models.members import MEMBER_KINDS, Factory, Files, check_keys
 from stepless.trees.files import check_catboost, check_lightgbm, check_xgboost
 
-#: The ending of each library's files.
+#: The file ending of each library.
 _ENDINGS = {"lightgbm": "txt", "xgboost": "json", "catboost": "cbm"}
-#: More classes, and more features, than anyone boosts.
+#: The most classes and features of a file that is read.
 _MOST = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
 class BoosterMember:
-    """Boosters of one library, which score together as the nets of a `stepless.models.members.NetMember` do.
+    """Boosters of one library that score rows together, as a `stepless.models.members.Member`.
 
     Args:
-        kind: Their library: ``"lightgbm"``, ``"xgboost"`` or ``"catboost"``.
-        boosters: The trees of each, as the library writes them.
-        inputs: How many features they take.
-        initial: Where the scores of each start: one number, or one a class.
+        kind: The library: ``"lightgbm"``, ``"xgboost"`` or ``"catboost"``.
+        boosters: The trees of each booster, as the library writes them.
+        inputs: The number of features.
+        initial: The initial scores of each booster: one number, or one per class.
     """
 
     kind: str
@@ -51,16 +51,16 @@ class BoosterMember:
 
     @property
     def n(self) -> int:
-        """How many boosters there are."""
+        """The number of boosters."""
         return len(self.boosters)
 
     def scores(self, matrix: NDArray[np.float32]) -> NDArray[np.floating[Any]]:
-        """Logits ``(n, N, outputs)``."""
+        """Compute logits ``(n, N, outputs)``."""
         shape = len(matrix), self.outputs
         grown = [np.asarray(_PREDICT[self.kind](trees, matrix), np.float64) for trees in self.trees]
         for scores in grown:
             if scores.size != len(matrix) * self.outputs:
-                raise ValueError(f"the trees must give {self.outputs} scores a row; they give shape {scores.shape}.")
+                raise ValueError(f"the trees must give {self.outputs} scores per row; they give shape {scores.shape}.")
         return np.stack([z.reshape(shape) + np.array(start) for z, start in zip(grown, self.initial, strict=True)])
 
     def to_files(self, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -69,7 +69,7 @@ class BoosterMember:
 
     @cached_property
     def trees(self) -> list[Any]:
-        """The boosters as their library reads them; a ValueError where it cannot."""
+        """The boosters as objects of their library; a ValueError if it cannot read them."""
         library, found = _library(self.kind), []
         for data in self.boosters:
             try:
@@ -82,7 +82,7 @@ class BoosterMember:
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the library's own objects, which are made again."""
+        """Leave out the library's own objects, which are made again on use."""
         return {name: getattr(self, name) for name in ("kind", "boosters", "inputs", "initial")}
 
 
@@ -115,7 +115,7 @@ def _read_catboost(library: Any, data: bytes, inputs: int, outputs: int) -> tupl
 
 
 def catboost_bytes(model: Any, form: str = "cbm") -> bytes:
-    """A CatBoost model as bytes, in a format of the library's; it writes to paths alone."""
+    """A CatBoost model as bytes in one of the library's formats; it can only write to a path."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"model.{form}"
         model.save_model(str(path), format=form)
@@ -132,7 +132,7 @@ _PREDICT = {
 
 def _reader(kind: str) -> Any:
     def read(entry: dict[str, Any], files: Files, factory: Factory | None) -> BoosterMember:
-        """What `to_files` gave; anything else is a ValueError."""
+        """Read what `to_files` returned; raise a ValueError for anything else."""
         check_keys(entry, ("inputs", "initial", "files"), "an entry of boosters")
         inputs, initial, names = entry["inputs"], entry["initial"], entry["files"]
         if type(inputs) is not int or not 0 < inputs <= _MOST:
@@ -142,7 +142,7 @@ def _reader(kind: str) -> Any:
         if len(set(names)) < len(names) or len(names) < len(files):
             raise ValueError(f"each file of a member must be named once; got {str(names)[:100]}.")
         member = BoosterMember(kind, tuple(files[n] for n in names), inputs, _starts(initial, len(names)))
-        _ = member.trees  # which says what does not fit
+        _ = member.trees  # raises for trees that do not fit
         return member
 
     return read

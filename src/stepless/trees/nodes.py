@@ -1,8 +1,8 @@
-"""Boosted trees as ONNX has them: what LightGBM, XGBoost and CatBoost write, as the numbers of one TreeEnsemble.
+"""Translate the trees of LightGBM, XGBoost and CatBoost to the attributes of ONNX's TreeEnsemble.
 
-A row must take the same path in the graph as in its library. Features are float32. LightGBM compares them as doubles
-with thresholds that are doubles, and so does the graph; CatBoost's borders are float32, which doubles hold; XGBoost
-compares and adds in float32, and so does the graph of its trees.
+A row must take the same path in the graph as in its library. Features are float32. LightGBM compares them with float64
+thresholds, and so does the graph; CatBoost's borders are float32, so float64 holds them exactly; XGBoost compares and
+adds in float32, and so does the graph of its trees.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from stepless.trees.members import BoosterMember, catboost_bytes
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-#: How ONNX numbers the ways to split: left is where a feature is at most the threshold, or below it.
+#: ONNX's codes of split modes: a row goes left if its feature is at most the threshold, or below it.
 _AT_MOST, _BELOW = 0, 1
 _SUM, _NO_TRANSFORM = 1, 0
-#: The bits of LightGBM's decision types that say what counts as missing, and their value where zero does.
+#: The bits of LightGBM's decision types for what counts as missing, and their value if zero does.
 _MISSING, _ZERO_IS_MISSING = 12, 4
-#: Up to here, and down to minus this, LightGBM takes a number for zero.
+#: LightGBM treats numbers of at most this magnitude as zero.
 _ZERO = float(np.float32(1e-35))
 
 
@@ -34,11 +34,11 @@ class Tree:
     """One tree of one output.
 
     Args:
-        feature: For each split, what it looks at. The first split is the root.
-        threshold: For each split, what that is compared with.
-        left: For each split, where rows go that are at most the threshold, or below it: a split, or leaf n as −n − 1.
-        right: For each split, where the others go.
-        leaf: The leaves' scores. A tree of one leaf has no splits.
+        feature: The feature of each split. The first split is the root.
+        threshold: The threshold of each split.
+        left: The child of each split for rows at most (XGBoost: below) the threshold: a split, or leaf n as −n − 1.
+        right: The child for the other rows.
+        leaf: The scores of the leaves. A tree of one leaf has no splits.
     """
 
     feature: Integers
@@ -50,12 +50,12 @@ class Tree:
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """All the trees of a member, as the attributes of ONNX's TreeEnsemble.
+    """All trees of a member, as the attributes of ONNX's TreeEnsemble.
 
     Args:
-        attributes: By name; arrays are tensors. There is a target for each booster and output, in this order.
-        dtype: What the graph computes in: its input and its scores.
-        starts: What each booster's scores start at, ``(n, 1, outputs)``.
+        attributes: The attributes by name; arrays become tensors. Targets are numbered by booster, then output.
+        dtype: The type of the graph's input and scores.
+        starts: The initial scores of each booster, ``(n, 1, outputs)``.
     """
 
     attributes: dict[str, Any]
@@ -64,18 +64,14 @@ class Forest:
 
 
 def make_forest(member: BoosterMember) -> Forest:
-    """The trees of a member; a ValueError where they have what ONNX has not.
-
-    Args:
-        member: Of any of the libraries.
-    """
+    """Translate the trees of a member; raise a ValueError if they use what ONNX does not have."""
     trees: list[Tree] = []
     targets: list[int] = []
     starts = np.array(member.initial)
     for place in range(member.n):
         grown, bias = _READ[member.kind](member, place)
         starts[place] += bias
-        trees += grown  # each library has a tree for each output in turn
+        trees += grown  # every library writes one tree per output in turn
         targets += [place * member.outputs + number % member.outputs for number in range(len(grown))]
     below = member.kind == "xgboost"
     dtype = np.float32 if below else np.float64
@@ -84,12 +80,12 @@ def make_forest(member: BoosterMember) -> Forest:
 
 
 def _attributes(trees: list[Tree], targets: list[int], dtype: Any, mode: int) -> dict[str, Any]:
-    """All trees, one after the other: their splits and leaves are numbered through."""
-    trees = [_split(tree) for tree in trees]
+    """The attributes of all trees; splits and leaves are numbered across trees."""
+    trees = [_with_split(tree) for tree in trees]
     splits = np.array([len(tree.feature) for tree in trees])
     leaves = np.array([len(tree.leaf) for tree in trees])
     first_split, first_leaf = np.cumsum(splits) - splits, np.cumsum(leaves) - leaves
-    trees = [_told_apart(tree, gap) for tree, gap in zip(trees, first_split - first_leaf, strict=True)]
+    trees = [_without_clashes(tree, gap) for tree, gap in zip(trees, first_split - first_leaf, strict=True)]
     attributes: dict[str, Any] = {
         "aggregate_function": _SUM,
         "post_transform": _NO_TRANSFORM,
@@ -107,27 +103,27 @@ def _attributes(trees: list[Tree], targets: list[int], dtype: Any, mode: int) ->
     return attributes
 
 
-def _split(tree: Tree) -> Tree:
-    """With a split at least, which ONNX wants: of a tree of one leaf, both ways lead to one like it."""
+def _with_split(tree: Tree) -> Tree:
+    """ONNX needs a split in every tree: a tree of one leaf gets one with two equal leaves."""
     if len(tree.feature):
         return tree
     return Tree(np.zeros(1, np.int64), np.zeros(1), np.array([-1]), np.array([-2]), np.repeat(tree.leaf, 2))
 
 
-def _told_apart(tree: Tree, gap: int) -> Tree:
-    """The tree with its leaves in an order in which no split has a split and a leaf of one number for children.
+def _without_clashes(tree: Tree, gap: int) -> Tree:
+    """Reorder the leaves so that no split has a split and a leaf with the same number as children.
 
-    onnxruntime takes them for the same before 1.24, and a leaf that is both children of a split for nothing in later
-    versions too, and is wrong without a word. Splits and leaves are numbered apart; ``gap`` is by how much the first
-    split's number exceeds the first leaf's.
+    onnxruntime before 1.24 silently confuses such children, and later versions still mishandle a leaf that is both
+    children of a split. Splits and leaves are numbered separately; ``gap`` is the number of the first split minus that
+    of the first leaf.
     """
     count, sides = len(tree.leaf), np.stack([tree.left, tree.right])
     mixed = sides[:, (sides < 0).sum(0) == 1]
-    # each such split rules out one rotation, and they are fewer than the leaves
+    # each such split rules out one rotation of the leaves, and there are fewer splits than leaves
     taken = (mixed.max(0) + gap - ~mixed.min(0)) % count
-    turn = int(np.setdiff1d(np.arange(count), taken)[0])
-    left, right = np.where(sides < 0, ~((~sides + turn) % count), sides)
-    return replace(tree, left=left, right=right, leaf=np.roll(tree.leaf, turn))
+    rotation = int(np.setdiff1d(np.arange(count), taken)[0])
+    left, right = np.where(sides < 0, ~((~sides + rotation) % count), sides)
+    return replace(tree, left=left, right=right, leaf=np.roll(tree.leaf, rotation))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -147,7 +143,7 @@ def _read_lightgbm(member: BoosterMember, place: int) -> tuple[list[Tree], Float
         threshold, leaf = (np.array(fields[name].split(), np.float64) for name in ("threshold", "leaf_value"))
         if ((decision & _MISSING) == _ZERO_IS_MISSING).any():
             raise ValueError("trees of LightGBM for which zero is missing have no ONNX: leave zero_as_missing out.")
-        # so that what LightGBM takes for zero goes where zero goes
+        # so that what LightGBM treats as zero goes where zero goes
         threshold[(threshold >= -_ZERO) & (threshold < 0)] = np.nextafter(-_ZERO, -np.inf)
         threshold[(threshold >= 0) & (threshold < _ZERO)] = _ZERO
         trees.append(Tree(feature, threshold, left, right, leaf))
@@ -183,23 +179,23 @@ def _read_catboost(member: BoosterMember, place: int) -> tuple[list[Tree], Float
             np.array(right, np.int64),
         )
         scores = np.array(values, np.float64).reshape(-1, member.outputs) * scale
-        # a leaf of ONNX's has one score: the tree comes once for each output
+        # leaves in ONNX have one score, so there is one copy of the tree per output
         trees += [Tree(*shape, leaf) for leaf in scores.T]
     return trees, np.array(bias, np.float64)
 
 
 def _catboost_oblivious(tree: dict[str, Any]) -> tuple[Any, ...]:
-    """A tree that asks the same at each level; the last of its splits is the highest bit of a leaf's number."""
-    splits = tree["splits"][::-1]
-    asked = [split for level, split in enumerate(splits) for _ in range(2**level)]
-    inner = len(asked)
+    """Read a tree with one split per level; the last split gives the highest bit of a leaf's number."""
+    levels = tree["splits"][::-1]
+    splits = [split for level, split in enumerate(levels) for _ in range(2**level)]
+    inner = len(splits)
     left, right = (2 * np.arange(inner) + side for side in (1, 2))
     left, right = (np.where(child < inner, child, inner - child - 1) for child in (left, right))
-    return [s["float_feature_index"] for s in asked], [s["border"] for s in asked], left, right, tree["leaf_values"]
+    return [s["float_feature_index"] for s in splits], [s["border"] for s in splits], left, right, tree["leaf_values"]
 
 
 def _catboost_branching(tree: dict[str, Any]) -> tuple[Any, ...]:
-    """A tree that asks otherwise in each branch."""
+    """Read a tree with different splits in each branch."""
     feature: list[int] = []
     border: list[float] = []
     children: tuple[list[int], list[int]] = ([], [])

@@ -1,8 +1,8 @@
 """Boosted trees of LightGBM, XGBoost and CatBoost, grown one round at a time.
 
-Several boosters are to grow in step, so that after each round what they say of the rows they have not seen can be
-counted together. LightGBM and XGBoost can be asked for a round. CatBoost cannot: it trains in a thread of its own,
-which stops after each round to be told what comes next.
+Several boosters grow in step, so that their held-out rows can be counted together after each round. LightGBM and
+XGBoost can train a single round. CatBoost cannot: it trains in its own thread, which waits after each round for an
+order to go on.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from stepless.extras import needs
 from stepless.trees.files import trimmed_lightgbm
 from stepless.trees.members import catboost_bytes
 
-#: From so many rows on a leaf of LightGBM's holds 20, its own default; below, a twentieth of them.
+#: From this many rows on, a leaf of LightGBM needs 20 rows, its own default; below, a twentieth of the rows.
 _ROWS_FOR_TWENTY = 400
-#: The most that a leaf of LightGBM's may say, before the learning rate. A leaf of rare positives has next to no
-#: curvature, and Newton's step is 1/p: of one in 600 it ruins all that comes after. The other libraries have a guard.
+#: The largest value of a LightGBM leaf, before the learning rate. In a leaf of rare positives the curvature is close to
+#: 0 and Newton's step is 1/p: one positive in 600 spoils all later rounds. The other libraries have such a limit.
 _LARGEST_LEAF = 10.0
-#: Of several classes each tree of LightGBM's sees a share of the rows, and one of the columns where there are more than
-#: so many: boosters that differ make a better mean. Of two classes, and of fewer columns, it was no better.
-_SOME_ROWS, _SOME_COLUMNS, _FEWEST_COLUMNS = 0.8, 0.7, 10
-#: By which other names LightGBM knows what we set where the user does not: of two names it ignores one without a word.
+#: With several classes, each LightGBM tree sees a share of the rows, and of the columns if there are more than ten:
+#: boosters that differ have a better mean. With two classes, or fewer columns, it was no better.
+_ROW_SHARE, _COLUMN_SHARE, _FEWEST_COLUMNS = 0.8, 0.7, 10
+#: LightGBM's other names of the parameters that we set by default: given two names, it silently ignores one.
 _ALIASES = {
     "verbosity": {"verbose"},
     "min_data_in_leaf": {"min_data_per_leaf", "min_data", "min_child_samples", "min_samples_leaf"},
@@ -46,8 +46,8 @@ _ALIASES = {
     "bagging_freq": {"subsample_freq"},
 }
 
-#: What a user may not set by ``params``, by whatever name a library knows it, and what to do instead: we set it
-#: ourselves, or it would stop the trees behind our back, or it would do nothing to a metric's gradients.
+#: Parameters, under all of their names, that users may not set by ``params``, and what to do instead: we set them, or
+#: they would end training unnoticed, or they have no effect on a metric's gradients.
 _OURS = {
     **dict.fromkeys(
         ("objective", "objective_type", "application", "app", "loss", "loss_function", "obj", "fobj", "metric",
@@ -73,18 +73,18 @@ _OURS = {
     ),
     "base_score": "leave it out, because trees start from the shares of the classes",
 }  # fmt: skip
-#: Where a library's kind of boosting is set.
+#: The parameters that select the kind of boosting.
 _BOOSTING = ("boosting", "boosting_type", "boost", "booster")
 
 
-#: The libraries' own errors, by name: none of them need be installed.
+#: The libraries' own errors, by name, because a library may not be installed.
 _REFUSALS = {"LightGBMError", "XGBoostError", "CatBoostError"}
-#: Where in their source they complain.
+#: The source locations in their messages.
 _WHERE = re.compile(r"^(\[[\d:]+\] )?\S+\.(h|cc|cpp):\d+: | at \S+\.[ch]pp, line \d+.*")
 
 
 class NothingToSplitError(ValueError):
-    """No column tells the rows apart, so that there is nothing to grow trees on."""
+    """No column tells the rows apart, so trees cannot split."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -98,13 +98,13 @@ class Settings:
     """How trees are grown.
 
     Attributes:
-        library: Whose trees.
-        rounds: How many, at most.
-        learning_rate: How far each goes.
+        library: The library.
+        rounds: The largest number of rounds.
+        learning_rate: The step size of each round.
         params: Further parameters, by the library's own names.
-        seed: Of what the library draws.
-        threads: How many it uses.
-        columns: How many the table has; by default as many as the matrix, which has one for each category.
+        seed: Seed of the library's random numbers.
+        threads: The number of threads.
+        columns: The number of columns of the table. Default: that of the matrix, which has one for each category.
     """
 
     library: Library
@@ -128,7 +128,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one booster: those it grows on, and the matrix of those it is watched on, which may have none."""
+    """The rows of one booster: its training rows, and the matrix of its held-out rows, which may be empty."""
 
     matrix: NDArray[np.float32]
     target: NDArray[np.int64]
@@ -140,25 +140,25 @@ class Stepper(Protocol):
     """A booster that grows a round at a time."""
 
     def step(self, worth: Floats) -> tuple[Floats, Floats]:
-        """Grow a round for this worth; the scores of its own rows then, and of those held out."""
+        """Grow a round for this worth; return the scores of the training rows and of the held-out rows after it."""
         ...
 
     @property
     def initial(self) -> Floats:
-        """Where its scores start."""
+        """The scores before the first round: one number, or one per class."""
         ...
 
     def finish(self, rounds: int) -> bytes:
-        """The first rounds, as the library writes them. CatBoost's grow no more."""
+        """The first rounds as the library writes them. A CatBoost booster cannot grow further after this."""
         ...
 
     def close(self) -> None:
-        """Let go of what growing needs."""
+        """Release what growing needs."""
         ...
 
 
 def library_module(library: Library) -> ModuleType:
-    """The library, or an error that says how to install it."""
+    """Import the library; the error says how to install it."""
     with needs(f"boosting with {library} needs it", library, library):
         return import_module(library)
 
@@ -171,7 +171,7 @@ def _unknown(library: str, name: str, known: Iterable[str] = ()) -> ValueError:
 
 @contextmanager
 def in_our_words(settings: Settings) -> Iterator[None]:
-    """What a library says of a user's parameters, as our sentence."""
+    """Raise a library's error about a user's parameters as a ValueError in our own words."""
     try:
         yield
     except Exception as error:
@@ -184,7 +184,7 @@ def in_our_words(settings: Settings) -> Iterator[None]:
 
 
 def make_stepper(costs: Costs, rows: Rows, settings: Settings) -> Stepper:
-    """A booster on these rows, with no trees yet."""
+    """Make a booster without trees."""
     kinds: dict[str, Callable[[Costs, Rows, Settings], Stepper]]
     kinds = {"lightgbm": _LightGBM, "xgboost": _XGBoost, "catboost": _CatBoost}
     return kinds[settings.library](costs, rows, settings)
@@ -193,7 +193,7 @@ def make_stepper(costs: Costs, rows: Rows, settings: Settings) -> Stepper:
 class _Base:
     def __init__(self, costs: Costs, rows: Rows, settings: Settings) -> None:
         self.costs, self.settings = costs, settings
-        # not the matrix: every library makes something of its own of it
+        # without the matrix, of which every library keeps its own copy
         self.target, self.weight, self.watched = rows.target, rows.weight, bool(len(rows.held))
         self.library = library_module(settings.library)
         self.initial = costs.initial(rows.target, rows.weight)
@@ -209,10 +209,10 @@ class _Base:
 
 
 def _shares(columns: int, params: Mapping[str, Any]) -> dict[str, float]:
-    """What a tree of LightGBM's sees of a table of several classes. GOSS draws rows by itself."""
-    some = {"feature_fraction": max(_SOME_COLUMNS, min(1.0, _FEWEST_COLUMNS / columns))}
-    draws = any(str(params.get(name)).lower() == "goss" for name in ("data_sample_strategy", *_BOOSTING))
-    return some if draws else {**some, "bagging_fraction": _SOME_ROWS, "bagging_freq": 1}
+    """LightGBM's sampling parameters for several classes. GOSS samples rows by itself."""
+    shares = {"feature_fraction": max(_COLUMN_SHARE, min(1.0, _FEWEST_COLUMNS / columns))}
+    goss = any(str(params.get(name)).lower() == "goss" for name in ("data_sample_strategy", *_BOOSTING))
+    return shares if goss else {**shares, "bagging_fraction": _ROW_SHARE, "bagging_freq": 1}
 
 
 class _LightGBM(_Base):
@@ -230,11 +230,11 @@ class _LightGBM(_Base):
             **settings.params, "objective": "none", "metric": "none", "learning_rate": settings.learning_rate,
             "seed": settings.seed, "num_threads": settings.threads, "num_class": costs.outputs,
         }  # fmt: skip
-        # the weights are in the gradients
+        # gradients include the weights
         data = self.library.Dataset(rows.matrix, rows.target, init_score=self._start(len(rows.target)), params=params)
         data.construct()
         if not any(data.feature_num_bin(column) > 1 for column in range(rows.matrix.shape[1])):
-            raise NothingToSplitError  # asked here, because LightGBM fails in words of its own
+            raise NothingToSplitError  # LightGBM itself would fail with an unclear message
         self.booster = self.library.Booster(params, data)
         self.grown: list[int] = []
         if len(rows.held):
@@ -253,25 +253,25 @@ class _LightGBM(_Base):
         def differentiate(scores: Floats, _: Any) -> tuple[Floats, Floats]:
             return self._derivatives(scores, worth)
 
-        def look(name: str) -> Any:
-            def at(scores: Floats, _: Any) -> tuple[str, float, bool]:
+        def record(name: str) -> Any:
+            def evaluate(scores: Floats, _: Any) -> tuple[str, float, bool]:
                 seen[name] = np.array(scores, np.float64)
                 return name, 0.0, True
 
-            return at
+            return evaluate
 
         self.booster.update(fobj=differentiate)
         self.grown.append(self.booster.current_iteration())  # a round in which nothing is split leaves no tree
         if self.watched:
-            self.booster.eval_valid(look("held"))
+            self.booster.eval_valid(record("held"))
         else:
-            self.booster.eval_train(look("own"))
+            self.booster.eval_train(record("own"))
         nothing = self._start(0)
         return seen.get("own", nothing), seen.get("held", nothing)
 
     def _check_names(self) -> None:
-        """LightGBM passes over a name that it does not know, and says so where nobody looks."""
-        known = getattr(self.library.basic, "_ConfigAliases", None)  # it has no public list
+        """Raise for an unknown parameter; LightGBM ignores it with no more than a line in its log."""
+        known = getattr(self.library.basic, "_ConfigAliases", None)  # there is no public list
         if known is None or not self.settings.params:
             return
         names = {name for aliases in known._get_all_param_aliases().values() for name in aliases}
@@ -288,7 +288,7 @@ class _XGBoost(_Base):
         super().__init__(costs, rows, settings)
         several = {"objective": "multi:softprob", "num_class": costs.classes} if costs.outputs > 1 else {}
         params = {
-            "verbosity": 1 if settings.params else 0,  # its warnings say which of a user's it does not know
+            "verbosity": 1 if settings.params else 0,  # its warnings name unknown parameters
             **settings.params, "objective": "binary:logitraw", **several, "base_score": 0.0,
             "learning_rate": settings.learning_rate, "seed": settings.seed, "nthread": settings.threads,
             "disable_default_eval_metric": 1,
@@ -310,7 +310,7 @@ class _XGBoost(_Base):
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Hear the warnings of the first round, by which XGBoost says that it does not know a parameter."""
+        """Raise for unknown parameters, which XGBoost reports in a warning of the first round."""
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             yield
@@ -343,14 +343,14 @@ class _CatBoost(_Base):
         if params["boosting_type"] != "Plain":
             raise ValueError('CatBoost trains for a metric with boosting_type="Plain" alone, where all rows count.')
         pool = self.library.Pool
-        # CatBoost wants every class in a target: one that these rows lack has a row that weighs nothing
+        # CatBoost needs every class in the target: for a missing one, add a row of weight 0
         lacking = np.setdiff1d(np.arange(costs.classes), rows.target)
         matrix, target, weight = rows.matrix, rows.target, rows.weight
         if len(lacking):
             weight = np.append(np.ones(len(target)) if weight is None else weight, np.zeros(len(lacking)))
             matrix, target = np.append(matrix, matrix[[0] * len(lacking)], 0), np.append(target, lacking)
         self.pools = [pool(matrix, target, weight=weight, baseline=self._start(len(target)))]
-        if len(rows.held):  # this target is never looked at
+        if len(rows.held):  # this target is never used
             zeros = np.arange(len(rows.held)) % costs.classes
             self.pools.append(pool(rows.held, zeros, baseline=self._start(len(rows.held))))
         self.model = self.library.CatBoost(params)
@@ -392,9 +392,9 @@ class _CatBoost(_Base):
             self.model.fit(
                 self.pools[0], eval_set=self.pools[1] if len(self.pools) > 1 else None, callbacks=[self.watch]
             )
-        except BaseException as error:  # whatever ends the thread is raised where the booster is asked
+        except BaseException as error:  # raised again by `step`
             self.watch.reports.put(error)
-        else:  # who asks for another round must not wait for ever
+        else:  # so that `step` does not wait for another round for ever
             self.watch.reports.put(
                 ValueError(
                     "CatBoost must grow as many rounds as it is asked for, and stopped by itself. Leave out of params"
@@ -404,13 +404,13 @@ class _CatBoost(_Base):
 
 
 class _GivenWorth(CatBoostObjective):
-    """The worth comes from outside, counted over rows that CatBoost does not show."""
+    """An objective whose worth is set from outside, counted on rows that CatBoost does not pass to it."""
 
     def _note(self, scores: Floats, target: NDArray[np.int64], weight: Floats | None) -> None:
         pass
 
     def __deepcopy__(self, memo: Any) -> _GivenWorth:
-        """Itself: CatBoost copies its parameters, and must be told through this one."""
+        """Return itself: CatBoost copies its parameters, and this object must stay the one it uses."""
         return self
 
 
@@ -421,7 +421,7 @@ class _GivenClassesWorth(CatBoostClassesObjective, _GivenWorth):
 class _Watch:
     """A CatBoost metric and callback that reports scores after each round and waits for an order to go on.
 
-    CatBoost asks for the metric of its own rows first, and then for that of the rows held out.
+    CatBoost evaluates the metric on its training rows first, then on the held-out rows.
     """
 
     def __init__(self, held: bool) -> None:
@@ -432,15 +432,15 @@ class _Watch:
         self.go_on = True
 
     def __deepcopy__(self, memo: Any) -> _Watch:
-        """Itself, as above."""
+        """Return itself, as above."""
         return self
 
     def is_max_optimal(self) -> bool:
-        """CatBoost asks; nothing depends on it."""
+        """Required by CatBoost; nothing depends on it."""
         return True
 
     def evaluate(self, approxes: Any, target: Any, weight: Any) -> tuple[float, float]:
-        """CatBoost shows scores."""
+        """Report the scores once all are there, and wait for an order."""
         self.seen.append([np.array(a) for a in approxes])
         if len(self.seen) == self.wanted:
             self.reports.put((self.seen[0], self.seen[1] if self.wanted == 2 else None))
@@ -449,9 +449,9 @@ class _Watch:
         return 0.0, 1.0
 
     def get_final_error(self, error: float, weight: float) -> float:
-        """CatBoost asks; nothing depends on it."""
+        """Required by CatBoost; nothing depends on it."""
         return error
 
     def after_iteration(self, info: Any) -> bool:
-        """Whether to go on."""
+        """Whether to continue."""
         return self.go_on
