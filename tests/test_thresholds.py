@@ -88,14 +88,14 @@ def test_equals_trying_every_cut(draw, choice, subject_to):
 
 
 def test_an_undefined_score_is_the_worst():
-    """With zero_division=nan "nobody" has no precision, so any cut that has one is better."""
+    """With zero_division=nan, "no to every row" has no precision, so any cut that has one is better."""
     tuned = sl.tune_threshold([0.9, 0.5, 0.1], [0, 1, 0], "precision", zero_division=math.nan)
     assert tuned.score == 0.5
     assert tuned.threshold == equal(0.3)
 
 
 def test_a_constraint_goes_before_a_score_that_is_defined():
-    """Only "nobody" has no false alarm here. Its precision is undefined, but it is the only cut that is allowed."""
+    """Only "no to every row" has no false alarm. Its precision is undefined, but no other cut is allowed."""
     scores, target = np.array([0.9, 0.8, 0.7, 0.2]), [0, 1, 0, 1]
     tuned = sl.tune_threshold(scores, target, "precision", "fpr <= 0", zero_division=math.nan)
     assert holds("fpr <= 0", (scores >= tuned.threshold)[:, None], target)[0].all()
@@ -119,7 +119,7 @@ def test_the_sweep_equals_scikit_learn(draw):
 @pytest.mark.parametrize("subject_to", [None, "recall >= 0.3"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_cuts_are_scored_in_parts(monkeypatch, metric, subject_to, weighted):
-    """Many scores are gone through part by part; where the parts end makes no difference."""
+    """Many scores are scored part by part; where the parts end makes no difference."""
     rng = np.random.default_rng(0)
     target = rng.random(200) < 0.3
     scores, weight = np.round(rng.normal(target, 1.0), 1), rng.integers(1, 4, 200) if weighted else None
@@ -460,7 +460,7 @@ REFUSED = {
     "classes of one column": (tuning(P[:, :1], CLASSES, **multiclass), ValueError, r"shape \(N, K\) with K ≥ 2"),
     "class rows missing": (tuning(P, [0, 1], **multiclass), ValueError, r"got \(4, 3\) and \(2,\)"),
     # weights
-    "weight short": (tuning(X, Y, sample_weight=[1, 1]), ValueError, r"one entry a row, shape \(4,\); got \(2,\)"),
+    "weight short": (tuning(X, Y, sample_weight=[1, 1]), ValueError, r"one entry per row, shape \(4,\); got \(2,\)"),
     "weight negative": (tuning(X, Y, sample_weight=[1, 1, -1, 1]), ValueError, "finite and not negative"),
     "weight NaN": (tuning(X, Y, sample_weight=[1, 1, math.nan, 1]), ValueError, "finite and not negative"),
     "weight inf": (tuning(X, Y, sample_weight=[1, 1, INF, 1]), ValueError, "finite and not negative"),
@@ -521,15 +521,15 @@ REFUSED = {
     "label score NaN": (tuning(XS * math.nan, YS, **multilabel), ValueError, "scores must not be NaN; 8 of 8 are"),
     "label target NaN": (tuning(XS, YS * math.nan, **multilabel), ValueError, "targets must be 0 or 1"),
     "label rows missing": (tuning(XS, YS[:2], **multilabel), ValueError, r"as many rows; got \(4, 2\) and \(2, 2\)"),
-    "label weight short": (tuning(XS, YS, **multilabel, sample_weight=[1]), ValueError, "one entry a row"),
-    "class weight short": (tuning(P, CLASSES, **multiclass, sample_weight=[1]), ValueError, "one entry a row"),
+    "label weight short": (tuning(XS, YS, **multilabel, sample_weight=[1]), ValueError, "one entry per row"),
+    "class weight short": (tuning(P, CLASSES, **multiclass, sample_weight=[1]), ValueError, "one entry per row"),
     "one class of three that weighs": (
         tuning(P, CLASSES, **multiclass, sample_weight=[1, 0, 0, 1]), ValueError, r"one class only \(0\)",
     ),
     # results
     "curve of offsets": (lambda: tune("multiclass", P, CLASSES).curve(), ValueError, "there is no curve"),
     "one number of many labels": (
-        lambda: float(tune("multilabel", XS, YS)), TypeError, "a multilabel tuning has one threshold a label",
+        lambda: float(tune("multilabel", XS, YS)), TypeError, "a multilabel tuning has one threshold per label",
     ),
     "one resample": (lambda: tune("binary", np.array(X), Y).interval(1), ValueError, "n_boot must be at least 2"),
     "confidence": (lambda: tune("binary", np.array(X), Y).interval(confidence=95), ValueError, r"confidence in \(0, 1"),

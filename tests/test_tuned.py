@@ -214,7 +214,7 @@ def test_a_class_that_a_fold_has_not_seen(binary):
     assert margins.best_score_ > 0.8
 
 
-def test_a_classifier_that_cannot_tell_before_it_is_fitted(binary):
+def test_a_classifier_without_methods_before_its_fit(binary):
     X, y = binary
     stack = StackingClassifier([("bayes", GaussianNB())], cv=2)
     assert not hasattr(stack, "predict_proba")
@@ -252,7 +252,7 @@ def test_the_positive_class(binary, classes, positive):
     assert f"pos_label_={positive!r}" in repr(model)
 
 
-def test_of_equals_the_last_class_is_positive():
+def test_of_equally_frequent_classes_the_last_is_positive():
     X = np.linspace(0, 1, 40)[:, None]
     y = np.repeat(["a", "b"], 20)
     assert sl.TunedThreshold(LOGISTIC).fit(X, y).pos_label_ == "b"
@@ -390,10 +390,12 @@ def test_seed(binary):
     with joblib.parallel_backend("threading"):
         parallel = sl.TunedThreshold(LOGISTIC, random_state=0, n_jobs=2, nested="full").fit(X, y)
     assert parallel.best_threshold_ == models[0].best_threshold_
+    default = sl.TunedThreshold(LOGISTIC, cv=None, random_state=0).fit(X, y)
+    assert default.best_threshold_ == models[0].best_threshold_
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# In company
+# With other tools of scikit-learn
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -413,8 +415,8 @@ def test_pipeline_search_and_cross_validation(binary):
     np.testing.assert_allclose(values, expected)
 
 
-def test_score_is_greater_where_it_is_better(binary):
-    """A search picks the greatest score, so a cost must come with its sign turned."""
+def test_a_greater_score_is_better(binary):
+    """A search picks the greatest score, so a cost must change its sign."""
     X, y = binary
     model = sl.TunedThreshold(LOGISTIC, "cost", metric_options={"costs": [[0, 1], [5, 0]]}).fit(X, y)
     decided = model.predict(X)
@@ -438,8 +440,8 @@ def test_pickle_copy_and_clone(binary):
     assert "TunedThreshold" in model._repr_html_()
 
 
-def test_the_tuning_goes_on(binary):
-    """What was tuned is a `Tuning`: it scores other probabilities, and is drawn."""
+def test_the_tuning_can_be_used_elsewhere(binary):
+    """The `Tuning` scores other probabilities and can be drawn."""
     X, y = binary
     model = sl.TunedThreshold(LOGISTIC).fit(X, y)
     value = sl.score(model.predict_proba(X)[:, 1], y, "f1", inputs="probabilities", threshold=model.tuning_)
@@ -477,7 +479,7 @@ def test_a_row_of_weight_two_is_two_rows_and_of_weight_zero_none(binary):
     assert once.nested_score_ == pytest.approx(twice.nested_score_)
 
 
-def test_an_estimator_without_weights_is_said_so(binary):
+def test_an_estimator_that_takes_no_weights_gives_a_warning(binary):
     X, y = binary
     with pytest.warns(UserWarning, match=r"KNeighborsClassifier.fit takes no sample_weight: it is used for the tuning"):
         sl.TunedThreshold(KNeighborsClassifier()).fit(X, y, sample_weight=np.ones(len(y)))
@@ -506,7 +508,7 @@ def test_metadata_routing(binary):
 
 
 class Silent(ClassifierMixin, BaseEstimator):
-    """Says which class, never how sure it is."""
+    """A classifier without scores."""
 
     def fit(self, X, y):
         self.classes_ = np.unique(y)

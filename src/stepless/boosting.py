@@ -26,8 +26,8 @@ from stepless.tasks import Task
 
 Library = Literal["lightgbm", "xgboost", "catboost"]
 
-#: Objectives of LightGBM's own for two classes. With these it shows a metric probabilities, not raw scores.
-_OF_PROBABILITIES = ("binary", "cross_entropy", "xentropy")
+#: LightGBM's own binary objectives, with which it passes probabilities to a metric, not raw scores.
+_PROBABILITY_OBJECTIVES = ("binary", "cross_entropy", "xentropy")
 
 
 def objective(
@@ -75,15 +75,14 @@ def objective(
         ((500, 2), True)
     """
     costs = _costs(metric, task, classes, average, form, maximize, options)
-    if library not in get_args(Library):
-        raise ValueError(f"library must be one of {', '.join(map(repr, get_args(Library)))}; got {library!r}.")
+    _check_library(library)
     if library == "catboost":
         if target is None:
             raise ValueError(
                 "CatBoost shows an objective blocks of rows, so it must know the rows beforehand: pass target= (and"
                 " sample_weight=, where there is one)."
             )
-        y, weight = _read(costs, target, sample_weight)
+        y, weight = _read_given(costs, target, sample_weight)
         return (CatBoostObjective if task == "binary" else CatBoostClassesObjective)(costs, y, weight)
     if target is not None or sample_weight is not None:
         raise ValueError(f"{library} hands over all rows by itself; leave target and sample_weight out.")
@@ -122,8 +121,7 @@ def evaluation(
         >>> check.get_final_error(*check.evaluate([[1.0, -1.0, 2.0]], [1, 0, 0], None))
         0.6666666666666666
     """
-    if library not in get_args(Library):
-        raise ValueError(f"library must be one of {', '.join(map(repr, get_args(Library)))}; got {library!r}.")
+    _check_library(library)
     return Evaluation(_costs(metric, task, classes, average, "cost", maximize, options), library)
 
 
@@ -144,7 +142,7 @@ class Objective:
 
     def initial(self, target: Any, sample_weight: Any = None) -> Floats:
         """Compute the scores to start from: ``(1,)``, the prior log-odds, or ``(K,)``, the log class shares."""
-        return self.costs.initial(*_read(self.costs, target, sample_weight))
+        return self.costs.initial(*_read_given(self.costs, target, sample_weight))
 
     def link(self, scores: Any) -> Floats:
         """Turn raw scores into class probabilities, ``(N, K)``."""
@@ -192,7 +190,7 @@ class CatBoostObjective(Objective):
             self._forget()
 
     def _forget(self) -> None:
-        # counted all at once, because rows of several classes come one by one
+        # counted together at the end, because rows of several classes come one by one
         self._blocks: list[tuple[Any, ...]] = []
         self._seen = 0
 
@@ -235,7 +233,7 @@ class Evaluation:
     def __call__(self, first: Any, second: Any, sample_weight: Any = None) -> Any:
         """Return name and value, and for LightGBM whether greater is better; to XGBClassifier the value alone."""
         own = (getattr(second, "params", None) or {}).get("objective")
-        if self.costs.task == "binary" and own in _OF_PROBABILITIES:
+        if self.costs.task == "binary" and own in _PROBABILITY_OBJECTIVES:
             raise ValueError(
                 f"an evaluation reads raw scores, and LightGBM, with its own objective={own!r}, shows probabilities."
                 ' Pass stepless.boosting.objective(metric, form="cross_entropy") as the objective instead.'
@@ -264,6 +262,11 @@ class Evaluation:
         return value if self.maximize else -value
 
 
+def _check_library(library: str) -> None:
+    if library not in get_args(Library):
+        raise ValueError(f"library must be one of {', '.join(map(repr, get_args(Library)))}; got {library!r}.")
+
+
 def _costs(
     metric: Any,
     task: Task,
@@ -287,7 +290,7 @@ def _costs(
 
 
 def _arguments(first: Any, second: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-    """Scores, target and weights, whether called as ``(scores, data)`` or as in scikit-learn ``(target, scores)``."""
+    """Scores, target and weights of a call with ``(scores, data)`` or, as in scikit-learn, ``(target, scores)``."""
     if not hasattr(second, "get_label"):
         return second, first, sample_weight
     weight = second.get_weight()
@@ -295,7 +298,7 @@ def _arguments(first: Any, second: Any, sample_weight: Any) -> tuple[Any, Any, A
 
 
 def _read(costs: Costs, target: Any, weight: Any) -> tuple[NDArray[np.int64], Floats | None]:
-    """Targets as class indices and weights as floats."""
+    """Convert targets to class indices and weights to floats, as a library passes them in every iteration."""
     given = np.asarray(target)
     try:
         with np.errstate(invalid="ignore"):
@@ -308,11 +311,23 @@ def _read(costs: Costs, target: Any, weight: Any) -> tuple[NDArray[np.int64], Fl
     return y, None if weight is None else np.asarray(weight, np.float64)
 
 
+def _read_given(costs: Costs, target: Any, sample_weight: Any) -> tuple[NDArray[np.int64], Floats | None]:
+    """Convert targets and weights as the user passes them, once, and so with every check."""
+    y, w = _read(costs, target, sample_weight)
+    if len(y) == 0:
+        raise ValueError("the target is empty: there are no rows to count.")
+    if w is not None and w.shape != y.shape:
+        raise ValueError(f"sample_weight must have one entry per row, shape {y.shape}; got {w.shape}.")
+    if w is not None and not ((np.isfinite(w) & (w >= 0)).all() and w.any()):
+        raise ValueError("sample_weight must be finite and not negative, with at least one entry above 0.")
+    return y, w
+
+
 def _shaped(costs: Costs, scores: Any, rows: int) -> Floats:
     z = np.asarray(scores, np.float64)
     wanted = (rows,) if costs.task == "binary" else (rows, costs.classes)
     if z.shape != wanted and z.size == rows * costs.outputs:
-        # LightGBM flattens by class, where it does flatten
+        # LightGBM, if it flattens, does so class by class
         z = z.reshape(wanted, order="F")
     if z.shape != wanted:
         raise ValueError(f"scores must have the shape {wanted}; got {z.shape}. Did you pass num_class?")

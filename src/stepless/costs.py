@@ -1,9 +1,9 @@
-"""What decisions are worth to a metric, and the gradients of gradient boosting that follow from it.
+"""What each decision is worth to a metric, and the gradients and hessians for boosting that follow from it.
 
-Boosting asks for a gradient and a hessian of every row. A metric of the confusion matrix has them once its counts are
-known, and only through them. So there are two halves. `Costs.count` adds up soft counts and `Costs.worth` asks the
-metric what each decision would gain there; that is K×K numbers. `Costs.derivatives` then takes each row by itself, so a
-library may ask for the rows in blocks.
+Boosting needs a gradient and a hessian of every row. A metric of the confusion matrix depends on the rows only through
+the counts, so there are two steps. `Costs.count` adds up soft counts, and `Costs.worth` computes from them what each
+decision gains: K×K numbers. Given these, `Costs.derivatives` treats each row by itself, so a library may ask for the
+rows in blocks.
 
 ```text
  scores ─count─▶ counts (K×K) ─worth─▶ worth (K×K) ─derivatives─▶ gradient, hessian of each row
@@ -11,17 +11,17 @@ library may ask for the rows in blocks.
 
 ``form="cost"`` is the cost-weighted cross-entropy Σᵢ wᵢ Σ_b worth[yᵢ, b] · (−log p_b). For two classes the worth of a
 positive is c₊ = ∂M/∂tp − ∂M/∂fn and of a negative c₋ = ∂M/∂tn − ∂M/∂fp; the share c₊ / (c₊ + c₋) is kept in [.01, .99].
-At ½ this decides as the best rule of a linear-fractional metric does (Koyejo et al. 2014, Parambath et al. 2014). A
-class of several is worth what the right decision gains over the mean of the wrong ones; a metric of the whole matrix
-fills the table, each decision worth what it gains over the worst one.
+With these weights, the decision at ½ is the optimal rule of a linear-fractional metric (Koyejo et al. 2014, Parambath
+et al. 2014). With several classes, a class is worth what the right decision gains over the mean of the wrong ones. A
+metric of the whole matrix fills the table: each decision is worth what it gains over the worst one.
 
-``form="metric"`` is the soft metric itself, −Σᵢ wᵢ Σ_b worth[yᵢ, b] · decision_b, whose gradient at the present counts
-is the metric's own, times a number.
+``form="metric"`` is the soft metric itself, −Σᵢ wᵢ Σ_b worth[yᵢ, b] · decision_b. Its gradient at the present counts is
+proportional to that of the metric.
 
-Hessians are positive and as large as those of plain cross-entropy, since what the libraries take for a leaf that is
-too light assumes them: the rows' worths have a weighted mean of 1. The cost form has cross-entropy's own hessian,
-worth · p(1 − p) (of several classes K/(K − 1) times that, as LightGBM has it). The metric form is not convex; it gets
-worth / 4, the most that cross-entropy's can be, and n / 4 in all.
+Hessians are positive and scaled like those of plain cross-entropy, which the libraries' minimum leaf weights assume:
+the worths of the rows have a weighted mean of 1. The cost form has the hessian of cross-entropy, worth · p(1 − p), for
+several classes times K/(K − 1), as in LightGBM. The metric form is not convex; its hessian is set to worth / 4, the
+largest that cross-entropy's can be, and sums to n / 4.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ from stepless.tasks import Batch, Task
 Floats = NDArray[np.float64]
 Form = Literal["cost", "metric", "cross_entropy"]
 
-#: The least and the greatest share of one class in the worth of all: partial derivatives can be 0 or infinite.
+#: Bounds on the share of one class in the total worth, as partial derivatives can be 0 or infinite.
 LEAST_SHARE, GREATEST_SHARE = 0.01, 0.99
-#: No hessian of a row is below this: the libraries divide by their sums.
+#: The least hessian of a row: the libraries divide by sums of them.
 _LEAST_HESSIAN = 1e-6
-#: Probabilities of classes that a fit has not seen start here.
+#: The prior probability of classes without rows.
 _LEAST_PRIOR = 1e-6
-#: The step of soft counts: gentle, and near to the decisions themselves.
+#: The step of soft counts: gentle, yet close to the hard decisions.
 _STEP = Linear()
 
 
 @dataclass(frozen=True)
 class Costs:
-    """A metric as what gradient boosting needs; see the module.
+    """A metric in the form that gradient boosting needs; see the module.
 
     Args:
         metric: The metric, its options bound.
         task: ``"binary"`` or ``"multiclass"``.
-        classes: How many classes there are; 2 for a binary task.
+        classes: The number of classes; 2 for a binary task.
         average: How classes are averaged.
-        form: ``"cost"``, ``"metric"``, or ``"cross_entropy"``, for which everything is worth the same.
+        form: ``"cost"``, ``"metric"``, or ``"cross_entropy"``, for which all rows are worth the same.
 
     Example:
         >>> from stepless.metrics import METRICS
@@ -83,7 +83,7 @@ class Costs:
 
     def __post_init__(self) -> None:
         if self.task == "multilabel":
-            raise ValueError('boosting knows the tasks "binary" and "multiclass"; for labels, fit one model a label.')
+            raise ValueError('boosting knows the tasks "binary" and "multiclass"; for labels, fit one model per label.')
         if self.form not in get_args(Form):
             raise ValueError(f"form must be one of {', '.join(map(repr, get_args(Form)))}; got {self.form!r}.")
         if self.average in ("none", "samples"):
@@ -93,12 +93,12 @@ class Costs:
         make_path((self.metric,), task=self.task, average=None if self.average == "macro" else self.average)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is derived: a traced formula is code, which pickle does not take."""
+        """The fields alone: a traced formula is code, which cannot be pickled."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def outputs(self) -> int:
-        """How many scores a row has: 1, or one a class."""
+        """The number of scores per row: 1, or one per class."""
         return 1 if self.task == "binary" else self.classes
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class Costs:
     # -----------------------------------------------------------------------------------------------------------------
 
     def initial(self, target: NDArray[np.int64], weight: Floats | None = None) -> Floats:
-        """Where scores start, ``(outputs,)``: the log-odds, or the logarithms, of the classes' shares."""
+        """The initial scores ``(outputs,)``: the prior log-odds, or the log class shares."""
         shares = np.bincount(target, weight, minlength=self.classes).astype(np.float64)
         shares = np.maximum(shares / shares.sum(), _LEAST_PRIOR)
         logs = np.log(shares / shares.sum())
@@ -121,7 +121,7 @@ class Costs:
         return p / p.sum(1, keepdims=True)
 
     def count(self, scores: Floats, target: NDArray[np.int64], weight: Floats | None = None) -> Floats:
-        """Soft counts ``(K, K)``, rows the truth: they add up over blocks of rows."""
+        """Soft counts ``(K, K)``, rows the truth. Counts of blocks of rows can be added."""
         if self.task == "binary":
             yes = self._decide(scores)[0]
             yes = yes if weight is None else yes * weight
@@ -136,7 +136,7 @@ class Costs:
         return class_matrix(batch, decision, "batch")[0].numpy()
 
     def score(self, scores: Floats, target: NDArray[np.int64], weight: Floats | None = None) -> float:
-        """The metric of the decisions at ½ (of the largest score), greater being better."""
+        """The metric of the decisions at ½, or of the largest score; its sign is flipped if lower is better."""
         decided = (scores >= 0).astype(np.int64) if self.task == "binary" else scores.argmax(1)
         cells = np.bincount(target * self.classes + decided, weight, minlength=self.classes**2).astype(np.float64)
         value = float(self._evaluate(cells.reshape(self.classes, self.classes)))
@@ -152,7 +152,7 @@ class Costs:
         with np.errstate(invalid="ignore"):
             classes = np.nan_to_num(gains.diagonal() - wrong, nan=0.0, posinf=0.0, neginf=0.0).clip(min=0)
         if not support @ classes > 0 or not np.isfinite(gains).all():
-            classes, gains = np.ones(self.classes), right  # nothing to be learned from the metric here
+            classes, gains = np.ones(self.classes), right  # the metric has no usable slope here
         if self.form == "metric":
             return gains * (support.sum() / (support @ classes))
         share = (classes / classes.sum()).clip(LEAST_SHARE, GREATEST_SHARE)
@@ -165,12 +165,12 @@ class Costs:
 
     def worth_at(self, scores: Floats, target: NDArray[np.int64], weight: Floats | None = None) -> Floats:
         """What each decision is worth at the counts of these scores."""
-        if self.form == "cross_entropy":  # whatever the counts are
+        if self.form == "cross_entropy":  # needs no counts
             return np.eye(self.classes)
         return self.worth(self.count(scores, target, weight))
 
     def gains(self, counts: Floats) -> Floats:
-        """What one more row in each cell of the counts would gain: minus the gradient of the loss there."""
+        """What one more row in each cell of the counts gains: minus the gradient of the loss."""
         if self.task == "binary" and self._traced is not None:
             (tn, fp), (fn, tp) = counts.tolist()
             _, d_tp, d_fp, d_fn, d_tn = self._traced(tp, fp, fn, tn)
@@ -187,7 +187,7 @@ class Costs:
     def derivatives(
         self, scores: Floats, target: NDArray[np.int64], weight: Floats | None, worth: Floats
     ) -> tuple[Floats, Floats]:
-        """Gradient and hessian of `loss` by the scores, in their shape: ``(N,)``, or ``(N, K)``."""
+        """Gradient and hessian of `loss` with respect to the scores, in their shape: ``(N,)`` or ``(N, K)``."""
         if self.task == "binary":
             gradient, hessian = self._of_two(scores, target, worth)
             return (gradient, hessian) if weight is None else (gradient * weight, hessian * weight)
@@ -203,14 +203,14 @@ class Costs:
         return (gradient, hessian) if weight is None else (gradient * weight[:, None], hessian * weight[:, None])
 
     def curvature(self, scores: Floats, target: int, weight: float, worth: Floats) -> Floats:
-        """The whole hessian ``(K, K)`` of one row of several classes."""
+        """The full hessian ``(K, K)`` of one row of a multiclass task."""
         if self.form == "metric":
             return np.eye(self.classes) * (weight * self._size(worth)[target] / 4)
         p = self.link(scores[None])[0]
         return weight * worth[target].sum() * (np.diag(np.maximum(p, _LEAST_HESSIAN)) - np.outer(p, p))
 
     def loss(self, scores: Floats, target: NDArray[np.int64], weight: Floats | None, worth: Floats) -> float:
-        """The function that `derivatives` differentiates, the worth being given."""
+        """The function that `derivatives` differentiates for a given worth."""
         if self.form == "metric" and self.task == "binary":
             yes = self._decide(scores)[0]
             value = np.stack([1 - yes, yes], 1)
@@ -229,19 +229,19 @@ class Costs:
         return rows * p - worth[:, 1][target], rows * np.maximum(p * (1 - p), _LEAST_HESSIAN)
 
     def _size(self, worth: Floats) -> Floats:
-        """The worth of the classes, for hessians, from the signed one of the metric form."""
+        """The worth of each class, for the hessians of the metric form, whose table is signed."""
         wrong = (worth.sum(1) - worth.diagonal()) / (self.classes - 1)
         return np.maximum(worth.diagonal() - wrong, LEAST_SHARE)
 
     def _decide(self, scores: Floats) -> tuple[Floats, Floats]:
-        """Soft decisions of two classes, and their derivative by the scores."""
+        """Soft binary decisions, and their derivative with respect to the scores."""
         h, slope, factors = _STEP.linearise_few(
             torch.from_numpy(np.ascontiguousarray(scores, np.float64)), 0.5, logits=True
         )
         return factors.decision * h, factors.slope * slope
 
     def _evaluate(self, matrix: Any) -> Any:
-        """The metric of a confusion matrix of numpy or torch."""
+        """The metric of a confusion matrix, a numpy array or a torch tensor."""
         if self.task == "multiclass":
             return evaluate(self.metric, matrix[None, None], self.task, self.average, matrix=True)[0, 0]
         (tn, fp), (fn, tp) = matrix
@@ -250,7 +250,7 @@ class Costs:
 
     @cached_property
     def _traced(self) -> Callable[..., Any] | None:
-        """The loss of four cells with its partial derivatives, on plain numbers; None where it cannot be traced."""
+        """The loss of four plain numbers with its partial derivatives; None if the metric cannot be traced."""
 
         def distance(cells: Any) -> Any:
             one = cells[..., None, None, None, :]
@@ -261,6 +261,6 @@ class Costs:
 
 
 def _sigmoid(z: Floats) -> Floats:
-    """Without overflow, to the last digit on both sides."""
+    """The logistic function, without overflow and exact in both tails."""
     small = np.exp(-np.abs(z))
     return np.where(z >= 0, 1.0, small) / (1 + small)

@@ -175,18 +175,18 @@ def net_benefit_curve(scores: Any, target: Any, sample_weight: Any = None, *, th
         raise ValueError(f"thresholds must be a flat sequence of probabilities in (0, 1); got {thresholds!r}.")
     swept = _sweep(scores, target, sample_weight, inputs="probabilities")
     entries = np.searchsorted(-swept.scores, -points, side="right")  # how many distinct scores reach the threshold
-    everybody = np.full(len(points), len(swept.scores))
+    all_rows = np.full(len(points), len(swept.scores))
 
     def benefit(chosen: Any) -> Floats:
         counts = swept.at(chosen)
         metrics = (METRICS["net_benefit"].bind(threshold_probability=float(p)) for p in points)
         return np.array([metric(*(cell[i] for cell in counts)) for i, metric in enumerate(metrics)])
 
-    return NetBenefit(points, benefit(entries), benefit(everybody), np.zeros(len(points)))
+    return NetBenefit(points, benefit(entries), benefit(all_rows), np.zeros(len(points)))
 
 
 def _sweep(scores: Any, target: Any, sample_weight: Any, inputs: str = "scores", *, ranked: bool = False) -> Sweep:
-    """The counts at every cut, of what `tune_threshold` has checked; ``ranked``: also above a score of infinity."""
+    """Counts at every cut, inputs checked by `tune_threshold`; ``ranked`` also counts a cut above a score of inf."""
     tuned = tune_threshold(scores, target, "accuracy", sample_weight=sample_weight, inputs=inputs)
     return sweep(tuned.data.x, tuned.data.y, tuned.data.w) if ranked else tuned.sweeps[0]
 

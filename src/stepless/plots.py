@@ -52,7 +52,7 @@ def plot_precision_recall(curve: PrecisionRecall, ax: Axes | None = None, **line
         'precision'
     """
     ax = _axes(ax, "recall", "precision")
-    ax.axhline(float(curve.precision[-1]), **_GUIDE)  # saying yes to everybody has the prevalence as its precision
+    ax.axhline(float(curve.precision[-1]), **_GUIDE)  # the precision of accepting every row is the prevalence
     # between two points the curve keeps the later one's precision, as average precision counts it
     label = f"average precision {curve.average_precision:.3f}"
     ax.plot(curve.recall, curve.precision, **{"drawstyle": "steps-pre", "label": label, **line})
@@ -110,7 +110,7 @@ def plot_net_benefit(curve: NetBenefit, ax: Axes | None = None, **line: Any) -> 
     ax.plot(curve.thresholds, curve.treat_none, **{**_GUIDE, "linestyle": ":", "label": "treat none"})
     ax.plot(curve.thresholds, curve.net_benefit, **{"label": "model", **line})
     top = max(float(curve.net_benefit.max()), float(curve.treat_all.max()), 0.01)
-    ax.set_ylim(-0.15 * top, 1.1 * top)  # treating all falls without bound, and nobody needs to see how far
+    ax.set_ylim(-0.15 * top, 1.1 * top)  # the curve of treating all falls without bound
     return _finish(ax)
 
 
@@ -146,10 +146,10 @@ def plot_tuning(tuning: Tuning, ax: Axes | None = None, *, label: int = 0, **lin
 
 def _shade_forbidden(ax: Axes, tuning: Tuning, label: int) -> None:
     job, swept = tuning.data.job, tuning.sweeps[label]
-    if not job.constraints or job.average not in ("macro", "weighted"):  # others hold for all labels together
+    if not job.constraints or job.average not in ("macro", "weighted"):  # the constraints apply to all labels jointly
         return
     broken = violation(job.constraints, [score_counts(c.metric, swept.counts) for c in job.constraints])
-    # an entry's decisions are those of all thresholds between two scores; neighbours make one span
+    # an entry covers all thresholds between two scores; adjacent entries form one span
     edges = np.clip(np.concatenate([[np.inf], swept.scores, [-np.inf]]), *ax.get_xlim())
     changes = np.flatnonzero(np.diff(np.concatenate([[False], np.asarray(broken) > 0, [False]])))
     for start, end in changes.reshape(-1, 2):

@@ -1,4 +1,4 @@
-"""`tune_threshold`: the decision rule that scores best on given scores, exactly, for every task."""
+"""`tune_threshold`: the threshold, thresholds or class offsets that score best on given data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepless.constraints import parse_constraints
 from stepless.counts import Counts
 from stepless.cuts.labels import LabelData
 from stepless.cuts.offsets import ClassData
-from stepless.cuts.sweep import Floats, reachable, score_counts, sweep
+from stepless.cuts.sweep import Floats, outcomes, reachable, score_counts, sweep
 from stepless.cuts.tuning import Data, Job, Tuning, best_cut
 from stepless.formula import resolve
 from stepless.numerics import check_unmasked, is_whole
@@ -91,7 +91,7 @@ def tune_threshold(
     constraints = parse_constraints(subject_to)
     path = make_path((resolved, *(c.metric for c in constraints)), task=task, average=average)
     if average == "none":
-        raise ValueError('average="none" gives one score a class; tune a single number, such as average="macro".')
+        raise ValueError('average="none" gives one score per class; tune a single number, such as average="macro".')
     if inputs not in get_args(ScoreInputs):
         raise ValueError(f'inputs must be "scores", "probabilities" or "logits"; got {inputs!r}.')
     if not is_whole(restarts) or restarts < 0:
@@ -106,7 +106,7 @@ def tune_threshold(
 def _read(
     scores: Any, target: Any, sample_weight: Any, task: str, inputs: str
 ) -> tuple[Floats, np.ndarray[Any, Any], Floats | None]:
-    """Arrays of the right shapes, their values checked; a multiclass task's scores become log-probabilities."""
+    """Convert to arrays and check shapes and values; multiclass scores become log-probabilities."""
     x, y = _array(scores, "scores"), _array(target, "target")
     x = x if x.dtype.kind == "f" else x.astype(np.float64)
     if task == "binary" and x.shape[1:] == (1,):
@@ -127,7 +127,7 @@ def _read(
     if np.isnan(x).any():
         raise ValueError(f"scores must not be NaN; {int(np.isnan(x).sum())} of {x.size} are.")
     w = None if sample_weight is None else _read_weight(sample_weight, len(x))
-    if w is not None and not (weighs := w > 0).all():  # a row that weighs nothing must not move a midpoint
+    if w is not None and not (weighs := w > 0).all():  # a row of weight 0 must not move a midpoint
         x, y, w = x[weighs], y[weighs], w[weighs]
         if len(x) == 0:
             raise ValueError("there is nothing to tune on: every sample_weight is 0.")
@@ -141,7 +141,7 @@ def _read(
 def _array(values: Any, name: str) -> np.ndarray[Any, Any]:
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
-        values = values.float() if values.dtype == torch.bfloat16 else values  # numpy has none
+        values = values.float() if values.dtype == torch.bfloat16 else values  # numpy has no bfloat16
     check_unmasked(values, name)
     try:
         array = np.asarray(values)
@@ -161,7 +161,7 @@ def _array(values: Any, name: str) -> np.ndarray[Any, Any]:
 def _read_weight(sample_weight: Any, rows: int) -> Floats:
     weight = _array(sample_weight, "sample_weight").astype(np.float64)
     if weight.shape != (rows,):
-        raise ValueError(f"sample_weight must have one entry a row, shape {(rows,)}; got {weight.shape}.")
+        raise ValueError(f"sample_weight must have one entry per row, shape {(rows,)}; got {weight.shape}.")
     if not (np.isfinite(weight) & (weight >= 0)).all():
         raise ValueError("sample_weight must be finite and not negative.")
     return weight
@@ -195,18 +195,17 @@ class BinaryData(Data):
     """Scores and targets ``(N,)``."""
 
     def tune(self) -> Tuning:
-        """The best of all cuts."""
+        """Find the best of all cuts."""
         if not ((self.y > 0).any() and (self.y < 1).any()):
             only = int(bool((self.y > 0).any()))
             raise ValueError(f"the target has one class only ({only}): no threshold can be told from another.")
         swept, job = reachable(sweep(self.x, self.y, self.w)), self.job
         entry = best_cut(job, swept)
-        counts = Counts(*map(float, swept.at(entry)))
-        value = float(score_counts(job.metric, Counts(*map(np.float64, counts))))
+        counts = swept.at(entry)
+        value, counts = float(score_counts(job.metric, counts)), Counts(*map(float, counts))
         return Tuning(swept.threshold(entry), value, counts, job.task, job.inputs, (swept,), job.metric, self)
 
     def score(self, threshold: float) -> float:
-        """The metric of "score ≥ threshold"."""
-        yes, y, weight = self.x >= threshold, self.y, 1.0 if self.w is None else self.w
-        cells = [(weight * part).sum() for part in (yes * y, yes * (1 - y), ~yes * y, ~yes * (1 - y))]
-        return float(score_counts(self.job.metric, Counts(*map(np.float64, cells))))
+        """Compute the metric of "score ≥ threshold"."""
+        counts = Counts(*(self.weight @ cell for cell in outcomes(self.x >= threshold, self.y)))
+        return float(score_counts(self.job.metric, counts))

@@ -1,4 +1,4 @@
-"""`TunedThreshold`: a scikit-learn classifier whose decisions are tuned for a metric, on out-of-fold scores."""
+"""`TunedThreshold`: a scikit-learn classifier that tunes the decisions of another one for a metric."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ with needs("TunedThreshold needs scikit-learn", "sklearn", "sklearn"):
 
 _TASKS: dict[str, Task] = {"binary": "binary", "multiclass": "multiclass", "multilabel-indicator": "multilabel"}
 _METHODS = ("predict_proba", "decision_function")
-#: What a tuned classifier and its estimator each have of their own; the threshold belongs to the former.
-_OF_THE_METRIC = ("metric", "metric_options", "subject_to", "average", "pos_label")
+#: The parameters that a saved model takes from the tuned classifier; its others come from the estimator.
+_METRIC_PARAMS = ("metric", "metric_options", "subject_to", "average", "pos_label")
 
 
 def _has(method: str) -> Callable[[Any], bool]:
@@ -64,8 +64,9 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         metric: A name from `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
         subject_to: Constraints, such as ``"precision >= 0.9"``.
         average: Over classes: ``"macro"`` (default), ``"micro"``, ``"weighted"``, or ``"samples"`` (multilabel only).
-        cv: The number of folds, a share in (0, 1) to hold out once, a splitter, splits, or ``"prefit"``: the estimator
-            is fitted already, on other data than is passed to `fit`, and is used unchanged, whatever ``refit`` is.
+        cv: The number of folds (None: 5), a share in (0, 1) to hold out once, a splitter, splits, or ``"prefit"``: the
+            estimator is fitted already, on other data than is passed to `fit`, and is used unchanged, whatever
+            ``refit`` is.
         pos_label: Binary: the positive class. Default: 1 (or True) of ``{0, 1}`` or ``{-1, 1}``, else the rarer class.
         response_method: ``"predict_proba"``, ``"decision_function"``, or ``"auto"`` for the first one that exists.
         refit: Whether to fit on all rows at the end. False keeps the model of a ``cv`` that splits once.
@@ -222,9 +223,9 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
                 f"a saved model has one positive class; it is {self.pos_label_!r} here and"
                 f" {self.estimator_.pos_label_!r} for the {name}. Give both the same pos_label."
             )
-        check_savable(self, _OF_THE_METRIC)
+        check_savable(self, _METRIC_PARAMS)
         own = json_params(self)
-        params = {**model.settings.get("params", {}), **{name: own.get(name) for name in _OF_THE_METRIC}}
+        params = {**model.settings.get("params", {}), **{name: own.get(name) for name in _METRIC_PARAMS}}
         if "metric" not in own:
             del params["metric"]
         settings = {**model.settings, "params": params, "score": self.best_score_}
@@ -266,6 +267,7 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     # -----------------------------------------------------------------------------------------------------------------
 
     def _make_rule(self, task: Task, X: Any, y: Any, weight: Any, params: dict[str, Any]) -> Rule:
+        """Check what can be checked before anything is fitted, and settle how labels and scores are read."""
         if self.average == "none":
             raise ValueError('a threshold is tuned for one score; average="none" gives one for each class.')
         classes = np.unique(y)
@@ -296,12 +298,13 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         return replace(rule, method=self._method(X, y, params))
 
     def _method(self, X: Any, y: Any, params: dict[str, Any]) -> str:
+        """The estimator's method that gives scores."""
         wanted = _METHODS if self.response_method == "auto" else (self.response_method,)
         if not set(wanted) <= set(_METHODS):
             raise ValueError(f'response_method must be "auto", {_METHODS[0]!r} or {_METHODS[1]!r}; got {wanted[0]!r}.')
         estimator = self.estimator
         if not any(hasattr(estimator, method) for method in wanted) and is_classifier(estimator):
-            estimator = clone(estimator).fit(X, y, **params)  # a StackingClassifier cannot tell before
+            estimator = clone(estimator).fit(X, y, **params)  # a StackingClassifier has no methods before its fit
         for method in wanted:
             if hasattr(estimator, method):
                 return method
@@ -311,7 +314,7 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         )
 
     def _route(self, weight: Any, fit_params: dict[str, Any]) -> Any:
-        """What goes to the estimator's `fit`, and what to the splitter's `split`."""
+        """Split the metadata between the estimator's `fit` and the splitter's `split`."""
         if get_config()["enable_metadata_routing"]:
             return process_routing(self, "fit", sample_weight=weight, **fit_params)
         if weight is not None and has_fit_parameter(self.estimator, "sample_weight"):
@@ -328,18 +331,17 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             if self.cv != "prefit":
                 raise ValueError(f'cv must be a number, a splitter, splits or "prefit"; got {self.cv!r}.')
             return [(None, np.arange(len(y)))]
-        stratify = rule.task != "multilabel"
-        if stratify and (self.cv is None or isinstance(self.cv, Integral)) and len(y) > 1:
-            _check_rows(np.asarray(y), 5 if self.cv is None else int(self.cv))
-        if isinstance(self.cv, Real) and not isinstance(self.cv, Integral):
+        cv, stratify = 5 if self.cv is None else self.cv, rule.task != "multilabel"
+        if isinstance(cv, Integral):
+            if stratify:
+                _check_rows(y, int(cv))
+            if self.random_state is not None:
+                folds = StratifiedKFold if stratify else KFold
+                cv = folds(cv, shuffle=True, random_state=self.random_state)
+        elif isinstance(cv, Real):
             once = StratifiedShuffleSplit if stratify else ShuffleSplit
-            cv = once(n_splits=1, test_size=float(self.cv), random_state=self.random_state)
-        elif isinstance(self.cv, Integral) and self.random_state is not None:
-            folds = StratifiedKFold if stratify else KFold
-            cv = folds(self.cv, shuffle=True, random_state=self.random_state)
-        else:
-            cv = check_cv(self.cv, y, classifier=True)
-        splits = list(cv.split(X, y, **params))
+            cv = once(n_splits=1, test_size=float(cv), random_state=self.random_state)
+        splits = list(check_cv(cv, y, classifier=True).split(X, y, **params))
         if not splits:
             raise ValueError("cv must make at least one split into training and test rows; it makes none.")
         if not self.refit and len(splits) > 1:
@@ -359,7 +361,7 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     def _nest(
         self, rule: Rule, held: Held, splits: list[tuple[Any, Any]], X: Any, y: Any, params: dict[str, Any]
     ) -> tuple[Any, float]:
-        """The metric on each nested fold, and of the decisions of all of them together."""
+        """The metric on each nested fold, and on the decisions of all folds together."""
         if self.nested is None:
             return np.array([]), math.nan
         if self.nested == "cross-fit":
@@ -388,7 +390,7 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
 
 
 def _check_rows(y: Any, folds: int) -> None:
-    """Raise where a fold's model would see one class alone, or where the folds cannot be made."""
+    """Raise if a fold's model would see one class only, or if there are fewer rows than folds."""
     classes, counts = np.unique(y, return_counts=True)
     if len(classes) == 2 and counts.min() < 2:
         raise ValueError(
@@ -400,40 +402,40 @@ def _check_rows(y: Any, folds: int) -> None:
 
 
 def read_target(y: Any, task: Task | None = None) -> tuple[Task, Any]:
-    """The task that labels belong to, unless it is known, and the labels as an array."""
+    """Convert labels to an array, and find their task unless it is given."""
     y = _without_objects(y.toarray() if hasattr(y, "toarray") else y)
     if task is None:
         kind = type_of_target(y, input_name="y")
         check_classification_targets(y)
         if kind not in _TASKS:
-            raise ValueError(f"y must hold one label a row, or 0 and 1 for each label; got {kind}.")
+            raise ValueError(f"y must hold one label per row, or 0 and 1 for each label; got {kind}.")
         task = _TASKS[kind]
     if task != "multilabel":
         return task, column_or_1d(y, warn=True)
     y = np.asarray(y)
     if y.ndim != 2 or not np.isin(y, (0, 1)).all():
-        raise ValueError(f"multilabel y must hold 0 and 1, one column a label; got {np.unique(y)[:3]}, {y.ndim}-d.")
+        raise ValueError(f"multilabel y must hold 0 and 1, one column per label; got {np.unique(y)[:3]}, {y.ndim}-d.")
     return task, y
 
 
 def read_weight(sample_weight: Any, rows: int) -> Any:
-    """The weights, one a row, checked; None where there are none."""
+    """Check the weights, one per row; None if there are none."""
     if sample_weight is None:
         return None
     weight = _check_sample_weight(sample_weight, np.empty((rows, 1)), ensure_non_negative=True)
-    if not weight.any():  # which not every version of scikit-learn says
+    if not weight.any():  # older versions of scikit-learn do not check this
         raise ValueError("Sample weights must contain at least one non-zero number.")
     return weight
 
 
 def _without_objects(y: Any) -> Any:
-    """Labels that are objects as what they are: bools, numbers or texts. Missing ones, and a mixture, are an error."""
+    """Convert labels of dtype object to bools, numbers or texts; raise if any are missing or of different kinds."""
     try:
         values = np.asarray(y)
-    except ValueError:  # rows of different lengths, of which scikit-learn speaks
+    except ValueError:  # rows of different lengths: scikit-learn raises a better error
         return y
     if values.dtype != object or not values.ndim:
-        # of labels of a table library's own type, which scikit-learn would make floats of, the plain ones
+        # scikit-learn would turn a table library's extension types into floats
         return y if isinstance(getattr(y, "dtype", values.dtype), np.dtype) else values
     labels = list(values.flat)
     if any(map(_is_missing, labels)):
@@ -454,7 +456,7 @@ def _is_missing(value: Any) -> bool:
 def _score_fold(
     estimator: Any, rule: Rule, X: Any, y: Any, train: Any, test: Any, params: dict[str, Any], *, keep: bool
 ) -> tuple[Any, Any]:
-    """The scores of the rows ``test`` by a model that was fitted on the rows ``train``; the model too, to ``keep``."""
+    """Score the rows ``test`` by a model fitted on the rows ``train``, and return the model too with ``keep``."""
     if train is not None:
         params = _check_method_params(X, params, indices=train)
         estimator = clone(estimator).fit(_safe_indexing(X, train), y[train], **params)
@@ -462,7 +464,7 @@ def _score_fold(
 
 
 def _pool(rule: Rule, scores: list[Any], tests: list[Any], y: Any, weight: Any) -> Held:
-    """The folds' scores, in one; rows of weight 0 are left out, so that they offer no cuts."""
+    """Join the folds' scores, without rows of weight 0, which must not add cuts."""
     rows = np.concatenate([np.arange(len(y))[test] for test in tests])
     folds = np.repeat(np.arange(len(tests)), [len(part) for part in scores])
     held = Held(np.concatenate(scores), rule.encode(y[rows]), None if weight is None else weight[rows], rows, folds)
@@ -470,7 +472,7 @@ def _pool(rule: Rule, scores: list[Any], tests: list[Any], y: Any, weight: Any) 
 
 
 def _divide(rule: Rule, held: Held) -> Held:
-    """Rows that were held out all at once, as up to five folds."""
+    """Divide rows that were held out together into up to five folds."""
     rows = len(held.rows) if rule.task == "multilabel" else np.unique(held.target, return_counts=True)[1].min()
     folds = np.zeros(len(held.rows), dtype=np.int64)
     if rows > 1:
@@ -481,7 +483,7 @@ def _divide(rule: Rule, held: Held) -> Held:
 
 
 def _cross_fit(rule: Rule, held: Held, fold: int) -> Any:
-    """Decisions on one fold, by what is tuned on the others; the error where that fails."""
+    """Decide one fold by a rule tuned on the others; return the error if that fails."""
     here = held.folds == fold
     others = held.part(~np.isin(held.rows, held.rows[here]))  # a repeated split holds a row in several folds
     try:
@@ -493,9 +495,9 @@ def _cross_fit(rule: Rule, held: Held, fold: int) -> Any:
 def _refit_fold(
     model: TunedThreshold, rule: Rule, X: Any, y: Any, train: Any, test: Any, params: dict[str, Any]
 ) -> Any:
-    """Decisions on the rows ``test`` by the whole procedure on the rows ``train``; the error where that fails."""
-    if len(test) == 0:
-        return rule.encode(y[test])
+    """Decide the rows ``test`` by the whole procedure on the rows ``train``; return the error if that fails."""
+    if len(test) == 0:  # all of the fold's rows have weight 0
+        return None
     try:
         model.fit(_safe_indexing(X, train), y[train], **_check_method_params(X, params, indices=train))
     except ValueError as error:

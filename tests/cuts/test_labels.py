@@ -1,4 +1,4 @@
-"""One threshold a label: what trying every combination of cuts finds, exactly where it is guaranteed."""
+"""One threshold per label: what trying every combination of cuts finds, exactly where it is guaranteed."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ from tests.brute_force import CHOICES, INF, Draw, count, draws, equal, every_cut
 def test_labels_that_separate_are_tuned_one_by_one(draw, choice, average, constrained):
     scores, target, weight = labels(draw)
     metric, options = CHOICES[choice]
-    subject_to = "fpr <= 0.4" if constrained else None  # which "nobody" always meets
+    subject_to = "fpr <= 0.4" if constrained else None  # which "no to every row" always meets
     tuned = sl.tune_threshold(scores, target, metric, subject_to, weight, task="multilabel", average=average, **options)
     best, sign = [], sign_of(metric, **options)
     for x, y in zip(scores.T, target.T, strict=True):
@@ -35,7 +35,7 @@ def test_labels_that_separate_are_tuned_one_by_one(draw, choice, average, constr
 
 
 def test_a_label_without_positives_is_answered_no():
-    """Its F1 is 0 at every cut, so the scores say nothing; a yes would be wrong for certain."""
+    """Its F1 is 0 at every cut, so the scores carry no information, and every yes would be wrong."""
     scores, target = np.array([[0.1, 0.9], [0.8, 0.3], [0.6, 0.5]]), np.array([[0, 0], [1, 0], [1, 0]])
     assert sl.tune_threshold(scores, target, "f1", task="multilabel").threshold == (equal(0.35), INF)
 
@@ -166,7 +166,7 @@ def test_a_frontier_of_many_labels_meets_constraints():
 
 
 def test_rows_without_a_defined_score_are_left_out_of_the_samples_mean():
-    """As `score` leaves them out: a row without positives, to which nobody says yes, has no F1."""
+    """As `score` leaves them out: a row without positives, and without positive decisions, has no F1."""
     rng = np.random.default_rng(0)
     scores, target = rng.random((6, 3)), rng.integers(0, 2, (6, 3))
     target[0] = 0

@@ -1,4 +1,4 @@
-"""One offset a class: never below argmax, and on small problems against every decision that offsets can reach."""
+"""One offset per class: never below argmax, and on small problems against every decision that offsets can reach."""
 
 import re
 
@@ -19,7 +19,7 @@ def log(p):
 
 
 def between(points):
-    """One number in each interval that the finite points leave, and one beyond each end."""
+    """One number between any two neighbouring finite points, and one beyond each end."""
     points = np.unique(points[np.isfinite(points)])
     if len(points) == 0:
         return np.zeros(1)

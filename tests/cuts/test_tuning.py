@@ -45,7 +45,7 @@ def noisy(task, rows, seed=0):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_an_interval_is_what_resampled_rows_give(task):
-    """Its twin draws rows, again and again, and tunes on them."""
+    """The reference draws rows repeatedly and tunes on them."""
     p, target = noisy(task, 40)
     tuned = tune(task, p, target)
     interval = tuned.interval(25, confidence=0.8, random_state=7)
@@ -76,7 +76,7 @@ def test_an_interval_usually_holds_the_point(task):
     assert np.mean(inside) >= 0.8
 
 
-def test_an_interval_of_few_resamples_says_so():
+def test_an_interval_of_few_resamples_gives_a_warning():
     """A class of one row is in 63 % of the resamples, and three such classes in 25 %."""
     target = np.r_[np.arange(3), np.zeros(20, int)]
     tuned = tune("multiclass", np.eye(3)[target], target, subject_to="recall >= 0.99", zero_division=0)
@@ -141,7 +141,7 @@ def test_a_tuning_for_a_lambda_cannot_be_pickled():
         pickle.dumps(tuned)
 
 
-def test_resamples_without_a_score_are_told():
+def test_resamples_without_a_score_give_a_warning():
     scores = np.arange(30.0)
     tuned = sl.tune_threshold(scores, scores % 29 == 0, "precision", zero_division=math.nan)
     assert tuned.threshold > 28  # yes to one row, which a resample may lack

@@ -1,1 +1,1 @@
-"""Counts at every cut there is, and the best of them: for one threshold, one a label, one offset a class."""
+"""The exact counts at every cut, and the best cut: one threshold, one per label, or one offset per class."""

@@ -1,10 +1,10 @@
-"""One threshold a label: exact where the average separates the labels, else by sweeping one label at a time.
+"""One threshold per label: exact if the average separates the labels, else by sweeping one label at a time.
 
-Micro and samples scores read all labels at once. Their search goes round the labels, each time taking the cut that is
-best with the others fixed, until nothing improves. It sets out from the labels' own best cuts, from the best common
-cut, and, for micro, from the best point of the labels' joint frontier. Where there are so few combinations of cuts that
-all can be tried, they are. Constraints go first: while they do not hold, what is improved is how far they are from
-holding, and where they do not hold in the end, the search sets out again from where each constraint's metric is best.
+Micro and samples scores read all labels at once. Their search cycles through the labels, each time taking the cut that
+is best with the others fixed, until nothing improves. It starts from the labels' own best cuts, from the best common
+cut, and, for micro, from the best point of the labels' joint frontier. If there are few combinations of cuts, all are
+tried. Constraints come first: as long as they are violated, the search reduces the violation, and if it ends with one,
+it starts again from where each constraint's metric is best.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import numpy as np
 from stepless.averaging import evaluate
 from stepless.constraints import Constraint
 from stepless.counts import Counts, counts_of
-from stepless.cuts.sweep import Floats, Sweep, best_entry, reachable, score_counts, sweep
+from stepless.cuts.sweep import Floats, Sweep, best_entry, outcomes, reachable, score_counts, sweep
 from stepless.cuts.tuning import Data, Job, Key, Tuning, best_cut, improves, infeasible
 
-_ROUNDS = 50  # a search ends when a round changes nothing, usually after a few
-#: How many numbers a try of all combinations of cuts may hold.
+#: A search usually ends after a few rounds, when one changes nothing.
+_ROUNDS = 50
+#: The most numbers that an exhaustive search over all combinations of cuts may hold.
 _LARGEST_TRY = 500_000
-#: What a total of weights may be off from 0.
+#: Totals of weights up to this are 0 but for rounding.
 _ROUNDING = 1e-12
 
 Found = tuple[Key, list[int]]
@@ -35,28 +36,25 @@ class LabelData(Data):
     """Scores and targets ``(N, labels)``."""
 
     def tune(self) -> Tuning:
-        """One threshold for each label."""
+        """Find one threshold per label."""
         job = self.job
         sweeps = tuple(reachable(sweep(self.x[:, j], self.y[:, j], self.w)) for j in range(self.x.shape[1]))
         if job.average in ("macro", "weighted"):
             entries = [_tune_label(job, j, swept) for j, swept in enumerate(sweeps)]
         else:
-            weight = np.ones(len(self.x)) if self.w is None else self.w
-            entries = _tune_jointly(Joint(job, sweeps, self.x, self.y.astype(float), weight))
+            entries = _tune_jointly(Joint(job, sweeps, self.x, self.y.astype(float), self.weight))
         threshold = tuple(swept.threshold(entry) for swept, entry in zip(sweeps, entries, strict=True))
         found = [swept.at(entry) for swept, entry in zip(sweeps, entries, strict=True)]
         counts = Counts(*map(np.array, zip(*found, strict=True)))
         return Tuning(threshold, self.score(threshold), counts, job.task, job.inputs, sweeps, job.metric, self)
 
     def score(self, threshold: Any) -> float:
-        """The metric of "score ≥ threshold", in the job's average."""
-        yes, y = self.x >= np.array(threshold), self.y
-        w = np.ones(len(y)) if self.w is None else self.w
-        four = [yes * y, yes * (1 - y), ~yes * y, ~yes * (1 - y)]
+        """Compute the metric of "score ≥ threshold", in the job's average."""
+        each = outcomes(self.x >= np.array(threshold), self.y)
         if self.job.average == "samples":
-            rows = score_counts(self.job.metric, Counts(*(cell.sum(1).astype(float) for cell in four)))
-            return float(_mean_of_known(rows, w))
-        table = np.stack([(cell * w[:, None]).sum(0) for cell in four], -1)[None, None]
+            rows = score_counts(self.job.metric, Counts(*(cell.sum(1).astype(float) for cell in each)))
+            return float(_mean_of_known(rows, self.weight))
+        table = np.stack([self.weight @ cell for cell in each], -1)[None, None]
         return float(evaluate(self.job.metric, table, "multilabel", self.job.average)[0, 0])
 
 
@@ -68,7 +66,7 @@ def _tune_label(job: Job, label: int, swept: Sweep) -> int:
 
 
 def _mean_of_known(rows: Floats, weight: Floats) -> Floats:
-    """The weighted mean over the last axis, without the rows whose score is undefined."""
+    """The weighted mean over the last axis, without rows whose score is undefined."""
     known = ~np.isnan(rows)
     total = (weight * known).sum(-1)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -82,7 +80,7 @@ def _mean_of_known(rows: Floats, weight: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Joint:
-    """Labels whose cuts are judged together: by the micro score or by the mean of the samples' scores."""
+    """Labels whose cuts are scored together, by the micro score or by the mean of the samples' scores."""
 
     job: Job
     sweeps: tuple[Sweep, ...]
@@ -96,7 +94,7 @@ class Joint:
         return [np.stack(swept.counts, -1) for swept in self.sweeps]
 
     def along(self, j: int, entries: list[int]) -> list[Floats]:
-        """The job's metrics at each cut of label ``j``, the other labels' cuts being fixed."""
+        """The job's metrics at each cut of label ``j``, with the cuts of the other labels fixed."""
         if self.job.average == "samples":
             return self._samples_along(j, entries)
         fixed = np.array([table[entry] for table, entry in zip(self.tables, entries, strict=True)])
@@ -104,7 +102,7 @@ class Joint:
         return [score_counts(metric, counts) for metric in self.job.metrics]
 
     def common(self) -> tuple[Sweep, list[Floats]]:
-        """The cuts that all labels share, and the job's metrics at each."""
+        """The cuts of all labels' scores pooled, and the job's metrics with each as the common cut."""
         labels = self.x.shape[1]
         flat = reachable(sweep(self.x.reshape(-1), self.truth.reshape(-1), np.repeat(self.weight, labels)))
         if self.job.average == "micro":
@@ -122,8 +120,9 @@ class Joint:
 
     def _samples_along(self, j: int, entries: list[int]) -> list[Floats]:
         cuts = np.array([swept.threshold(entry) for swept, entry in zip(self.sweeps, entries, strict=True)])
-        yes, truth, t = np.delete(self.x >= cuts, j, 1), np.delete(self.truth, j, 1), self.truth[:, j]
-        tp, fp, fn, tn = (c.sum(1) for c in (yes * truth, yes * (1 - truth), ~yes * truth, ~yes * (1 - truth)))
+        t = self.truth[:, j]
+        others = outcomes(np.delete(self.x >= cuts, j, 1), np.delete(self.truth, j, 1))
+        tp, fp, fn, tn = (cell.sum(1) for cell in others)
         if_yes, if_no = Counts(tp + t, fp + 1 - t, fn, tn), Counts(tp, fp, fn + t, tn + 1 - t)
         values = []
         for metric in self.job.metrics:
@@ -134,7 +133,7 @@ class Joint:
     def _trade(
         self, start: Floats, passed: Floats, before: Floats, after: Floats, weight: Floats, scores: Floats
     ) -> Floats:
-        """The samples' mean as a cut falls: each entry it passes trades its row's score before for the one after."""
+        """The samples' mean as a cut falls: each value it passes takes its row from ``before`` to ``after``."""
         order = np.argsort(-passed, kind="stable")
         ends = np.searchsorted(-passed[order], -scores, side="right")
 
@@ -145,7 +144,7 @@ class Joint:
         known = total(1.0 * ~np.isnan(start), 1.0 * ~np.isnan(after) - ~np.isnan(before))
         summed = total(np.nan_to_num(start), np.nan_to_num(after) - np.nan_to_num(before))
         found = np.divide(summed, known, out=np.full_like(summed, math.nan), where=known > _ROUNDING)
-        if scores[0] == np.inf:  # no cut is above it
+        if scores[0] == np.inf:  # no threshold rejects it
             found[0] = found[1]
         return found
 
@@ -154,10 +153,9 @@ class Joint:
         if self.job.average == "micro":
             counts = counts_of(sum(table[entries[:, j]] for j, table in enumerate(self.tables)))
             return [score_counts(metric, counts) for metric in self.job.metrics]
-        said = np.stack([(self.x[:, j] >= s.thresholds[:, None])[entries[:, j]] for j, s in enumerate(self.sweeps)], -1)
-        truth = self.truth
-        four = [part.sum(-1) for part in (said * truth, said * (1 - truth), ~said * truth, ~said * (1 - truth))]
-        return [_mean_of_known(score_counts(metric, Counts(*four)), self.weight) for metric in self.job.metrics]
+        yes = np.stack([(self.x[:, j] >= s.thresholds[:, None])[entries[:, j]] for j, s in enumerate(self.sweeps)], -1)
+        counts = Counts(*(cell.sum(-1) for cell in outcomes(yes, self.truth)))
+        return [_mean_of_known(score_counts(metric, counts), self.weight) for metric in self.job.metrics]
 
 
 def _tune_jointly(joint: Joint) -> list[int]:
@@ -172,12 +170,12 @@ def _tune_jointly(joint: Joint) -> list[int]:
 
 
 def _search(joint: Joint) -> Found:
-    """The best key found and the entries of the labels' cuts there."""
+    """The best key found, and the labels' cuts there, as entries of their sweeps."""
     free = replace(joint.job, constraints=())
     starts = [[best_cut(free, swept) for swept in joint.sweeps]]
     common, values = joint.common()
     broken, merits = joint.job.judge(values)
-    for least_broken in (0.0, broken):  # the best of all common cuts, and of those that are allowed
+    for least_broken in (0.0, broken):  # the best of all common cuts, then of the least broken
         cut = common.threshold(best_entry(common, merits, least_broken))
         starts.append([int((swept.scores >= cut).sum()) for swept in joint.sweeps])
     if joint.job.average == "micro":
@@ -193,14 +191,14 @@ def _search(joint: Joint) -> Found:
 
 
 def _on_the_frontier(joint: Joint) -> list[int]:
-    """The best of the cuts that gain more right yeses, for a price of wrong ones, than any others; one a price."""
+    """The best combination of cuts that maximise tp − price · fp in every label, over a grid of prices."""
     prices = np.geomspace(1e-3, 1e3, 61)
     every = np.array([[int(np.argmax(s.tp - price * s.fp)) for s in joint.sweeps] for price in prices])
     return [int(entry) for entry in every[joint.job.best(joint.combine(every))[0]]]
 
 
 def _improve(joint: Joint, entries: list[int]) -> Found:
-    """Take the best cut of one label after the other until none alone does better."""
+    """Improve the cut of one label at a time until no single one improves."""
     key = (-math.inf, -math.inf)
     for _ in range(_ROUNDS):
         before = key
@@ -216,7 +214,7 @@ def _improve(joint: Joint, entries: list[int]) -> Found:
 
 
 def _best_found(joint: Joint, constraint: Constraint, others: tuple[Constraint, ...]) -> float:
-    """The best value of a constraint's metric that is found where others hold; NaN where they were not met."""
+    """The best value found of a constraint's metric where others hold; NaN if they could not be met."""
     aimed = replace(joint, job=joint.job.aimed_at(constraint, others))
     key, entries = _search(aimed)
     return math.nan if key[0] < 0 else float(aimed.combine(np.array([entries]))[0][0])

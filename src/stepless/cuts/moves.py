@@ -1,8 +1,8 @@
-"""What a metric says at every value of one class offset, from one sort.
+"""A metric at every value of one class offset, from one sort.
 
-As the offset of class k falls, sample after sample leaves its rival class for k. Each move changes the counts of these
-two classes alone, so a mean over classes changes by one class's score at a time: n rows and K classes cost O(n log n +
-n K) to sort and O(n) to score, where writing down all counts at every value would cost O(n K) formulas.
+As the offset of class k falls, one sample after another leaves its rival class for k. Each move changes the counts of
+these two classes only, so a mean over classes changes in one class's score besides that of k. For n rows and K classes,
+the sort costs O(n log n + n K) and the scores O(n), against O(n K) if all counts were scored at every value.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Integers = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class Moves:
-    """Samples in the order in which they go over to class ``k`` as its offset falls, and offsets in between.
+    """Samples in the order in which they move to class ``k`` as its offset falls, and the offsets between the moves.
 
     Attributes:
         k: The class.
-        classes: How many classes there are.
+        classes: The number of classes.
         away: The class that each sample leaves.
-        target: The true class of each.
-        weight: The weight of each.
+        target: The true class of each sample.
+        weight: The weight of each sample.
         offsets: Values of the offset, from "never k" to "always k".
-        moved: How many samples have moved at each.
-        gaps: How far the last that has moved is from the next; 0 at the ends.
+        moved: How many samples have moved at each offset.
+        gaps: The width of the interval around each offset in which nothing moves; 0 at the ends.
     """
 
     k: int
@@ -46,17 +46,17 @@ class Moves:
     gaps: Floats
 
     def at(self, entries: Integers) -> Moves:
-        """The same moves, seen at some of the offsets."""
+        """The same moves at some of the offsets."""
         return replace(self, offsets=self.offsets[entries], moved=self.moved[entries], gaps=self.gaps[entries])
 
 
 def find_moves(log_p: Floats, shifted: Floats, target: Integers, weight: Floats, k: int) -> Moves:
-    """The moves along the offset of class ``k``; ``shifted`` is log p less all offsets."""
+    """Find the moves along the offset of class ``k``; ``shifted`` is log p minus all offsets."""
     classes = log_p.shape[1]
     own = shifted[:, k].copy()
     shifted[:, k] = -np.inf
     rival = np.argmax(shifted, 1)
-    turning = log_p[:, k] - shifted[np.arange(len(rival)), rival]  # below this offset the sample goes to k
+    turning = log_p[:, k] - shifted[np.arange(len(rival)), rival]  # below this offset the sample moves to k
     shifted[:, k] = own
     order = np.argsort(turning)[::-1]
     turning = turning[order]
@@ -71,24 +71,18 @@ def find_moves(log_p: Floats, shifted: Floats, target: Integers, weight: Floats,
 
 
 def separates(metric: Metric) -> bool:
-    """Whether the metric is a mean of the classes' own scores, none of which is left out where it is undefined."""
+    """Whether the metric is a mean of one score per class, with no class left out for an undefined score."""
     mark = metric.option("zero_division")
     return metric.kind == "class" and (mark is None or not math.isnan(mark))
 
 
-def cells(tp: NDArray[Any], predicted: NDArray[Any], support: NDArray[Any]) -> tuple[Floats, Floats, Floats, Floats]:
-    """The four cells of classes, from what is right, what is decided and what is true."""
-    fp, fn = np.maximum(predicted - tp, 0.0), np.maximum(support - tp, 0.0)
-    return tp, fp, fn, np.maximum(support.sum(-1, keepdims=True) - tp - fp - fn, 0.0)
-
-
-def values_along(moves: Moves, metric: Metric, average: Average, *, separate: bool) -> Floats:
-    """The metric at each offset; ``separate`` says that it `separates`."""
+def values_along(moves: Moves, metric: Metric, average: Average) -> Floats:
+    """Compute the metric at each offset."""
     if metric.kind == "matrix":
         return np.asarray(metric(_matrices(moves)))
-    if separate:
+    if separates(metric):
         values = _micro(moves, metric) if average == "micro" else _mean(moves, metric, average)
-        if np.isfinite(values).all():  # or else one class's score would hide all that follow in the sum
+        if np.isfinite(values).all():  # one infinite or NaN score would spoil the rest of the running sum
             return values
     counts = _counts(moves)
     if metric.kind == "joint":
@@ -116,7 +110,7 @@ def _mean(moves: Moves, metric: Metric, average: Average) -> Floats:
 
     right = weight * (moves.target == away)
     before = score(np.bincount(away, right, classes), np.bincount(away, weight - right, classes), slice(None))
-    # the samples of one class after the other: what is left of its counts after each has gone
+    # samples grouped by class: the counts that are left to the class after each has gone
     by_class = np.argsort(away.astype(np.int16 if classes < 2**15 else np.int64), kind="stable")
     of = away[by_class]
     starts = np.flatnonzero(np.append(True, of[1:] != of[:-1]))
@@ -125,24 +119,25 @@ def _mean(moves: Moves, metric: Metric, average: Average) -> Floats:
     change = np.empty_like(after)
     change[by_class] = np.diff(after, prepend=0.0)
     change[by_class[starts]] = after[starts] - before[of[starts]]
-    change[away == k] = 0.0  # a sample that no other class may have was never away
+    change[away == k] = 0.0  # a sample that no other class can have was in k all along
     hits = weight * (moves.target == k)
     own = score(_sums(hits)[moves.moved], _sums(weight - hits)[moves.moved], k)
     return np.delete(before, k).sum() + _sums(change)[moves.moved] + own
 
 
 def _left(values: Floats, ends: Integers) -> Floats:
-    """Sums of what follows each entry up to the end of its group: exactly 0 where nothing does."""
+    """Sums of the entries that follow in the same group, exactly 0 if there are none."""
     following = np.append(np.cumsum(values[::-1])[::-1], 0.0)
     return following[1:] - following[ends]
 
 
 def _sums(values: Floats) -> Floats:
+    """0, then the running sums."""
     return np.concatenate([[0.0], np.cumsum(values)])
 
 
 def _counts(moves: Moves) -> tuple[Floats, Floats, Floats, Floats]:
-    """The cells of all classes ``(offsets, K)``."""
+    """The four cells of all classes, each ``(offsets, K)``."""
     group, target, weight, away = _grouped(moves)
     classes, sets, of_k = moves.classes, len(moves.moved), target == moves.k
 
@@ -156,11 +151,13 @@ def _counts(moves: Moves) -> tuple[Floats, Floats, Floats, Floats]:
     tp[:, moves.k] = np.cumsum(np.bincount(group, weight * of_k, sets))
     predicted[:, moves.k] = np.cumsum(np.bincount(group, weight, sets))
     support = np.bincount(moves.target, moves.weight, classes)
-    return cells(np.maximum(tp, 0.0), np.maximum(predicted, 0.0), support)
+    tp = np.maximum(tp, 0.0)
+    fp, fn = np.maximum(predicted - tp, 0.0), np.maximum(support - tp, 0.0)
+    return tp, fp, fn, np.maximum(support.sum() - tp - fp - fn, 0.0)
 
 
 def _matrices(moves: Moves) -> Floats:
-    """The matrices ``(offsets, K, K)``."""
+    """The confusion matrices ``(offsets, K, K)``."""
     group, target, weight, away = _grouped(moves)
     classes, sets = moves.classes, len(moves.moved)
     start = np.bincount(moves.target * classes + moves.away, moves.weight, classes**2)
@@ -170,7 +167,7 @@ def _matrices(moves: Moves) -> Floats:
 
 
 def _grouped(moves: Moves) -> tuple[Integers, Integers, Floats, Integers]:
-    """The samples that move at all, with the first offset at which each has moved."""
+    """The samples that move, each with the first offset at which it has moved."""
     inside = int(moves.moved[-1])
     group = np.searchsorted(moves.moved, np.arange(inside), side="right")
     return group, moves.target[:inside], moves.weight[:inside], moves.away[:inside]

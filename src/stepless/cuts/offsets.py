@@ -1,18 +1,19 @@
 """Class offsets: the multiclass counterpart of a threshold, by coordinate ascent.
 
 A sample goes to class argmax(log p − o). Along one offset, with the others fixed, each sample changes its class at one
-value, so one sort gives the scores at every value that matters (`stepless.cuts.moves`); the best is exact along that
-coordinate. The search goes round the classes until nothing improves, from no offsets, from the classes' frequencies and
-from a few random starts. It never ends below the score of its first start, which is plain argmax. Where there are so
-few rows that every decision that two offsets can lead to can be tried, all are: of three classes, that is every
-decision there is.
+value, so one sort gives the metric at every value that matters (`stepless.cuts.moves`), and the best along that
+coordinate is exact. The search cycles through the classes until nothing improves. It starts from zero offsets, from the
+log frequencies of the classes, and from a few random offsets; as the first start is plain argmax, the result never
+scores below it. With few rows, every decision that any two offsets can produce is tried too; with three classes, these
+are all the decisions there are.
 
-Constraints go first: while they do not hold, what is improved is how far they are from holding. Where they do not hold
-in the end, the search sets out once more from where each constraint's own metric is best.
+Constraints come first: as long as they are violated, the search reduces the violation. If it ends with one, it starts
+again from where each constraint's own metric is best.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
@@ -22,17 +23,19 @@ import numpy as np
 
 from stepless.averaging import evaluate
 from stepless.constraints import Constraint
-from stepless.counts import counts_of
-from stepless.cuts.moves import Integers, Moves, cells, find_moves, separates, values_along
+from stepless.counts import cells_of, counts_of
+from stepless.cuts.moves import Integers, Moves, find_moves, separates, values_along
 from stepless.cuts.sweep import Floats
 from stepless.cuts.tuning import Data, Job, Key, Tuning, improves, infeasible
 from stepless.numerics import as_tuple
 
-#: How many numbers the tries of all pairs may hold, and how many the counts along one offset.
+#: The most numbers that an exhaustive search over two offsets may hold.
 _LARGEST_TRY = 200_000
-_MOST_ROWS = 1_000  # that are looked through for rows that are alike
-_LARGEST_TABLE = 100_000
-_FEWEST = 64  # values of an offset that are looked at in any case
+#: The most rows among which duplicates are merged before that search is considered.
+_MOST_ROWS = 1_000
+#: The most numbers that the counts along one offset may hold, and how many values of it are scored in any case.
+_LARGEST_TABLE, _FEWEST = 100_000, 64
+#: A search usually ends after a few rounds, when one changes nothing.
 _ROUNDS = 20
 
 Found = tuple[Floats, Key]
@@ -40,63 +43,47 @@ Found = tuple[Floats, Key]
 
 @dataclass(frozen=True)
 class Problem:
-    """What is fixed during a search: log-probabilities, true classes, weights, and what is sought."""
+    """What is fixed during a search: log-probabilities, true classes, weights and the job."""
 
     log_p: Floats
     target: Integers
     weight: Floats
     job: Job
-    matrix: bool
-
-    @cached_property
-    def separate(self) -> tuple[bool, ...]:
-        """Which of the job's metrics separate into the classes' own scores."""
-        return tuple(map(separates, self.job.metrics))
 
     @cached_property
     def size(self) -> int:
-        """How many numbers one value of an offset takes for the metric that takes most."""
+        """How many numbers one value of an offset takes, for the job's largest metric."""
         sizes = {"class": 4 * self.classes, "joint": 4 * self.classes, "matrix": self.classes**2}
-        return max(
-            1 if separate else sizes[m.kind] for m, separate in zip(self.job.metrics, self.separate, strict=True)
-        )
+        return max(1 if separates(metric) else sizes[metric.kind] for metric in self.job.metrics)
 
     @property
     def classes(self) -> int:
-        """How many classes there are."""
+        """The number of classes."""
         return self.log_p.shape[1]
 
     def decide(self, offsets: Floats) -> Integers:
         """The class of each sample, the lowest index on ties."""
         return np.argmax(self.log_p - offsets, -1)
 
-    def tables(self, decided: Integers, *, matrix: bool) -> Floats:
-        """The counts of sets of decisions ``(sets, rows)``: cells (sets, K, 4), or matrices (sets, K, K)."""
+    def matrices(self, decided: Integers) -> Floats:
+        """The confusion matrices ``(sets, K, K)`` of sets of decisions ``(sets, rows)``."""
         k, sets = self.classes, len(decided)
         index = (np.arange(sets)[:, None] * k + self.target) * k + decided
         weight = np.broadcast_to(self.weight, index.shape).ravel()
-        counted = np.bincount(index.ravel(), weight, sets * k * k).reshape(sets, k, k).astype(np.float64)
-        if matrix:
-            return counted
-        return np.stack(cells(counted.diagonal(0, 1, 2), counted.sum(1), counted.sum(2)), -1)
+        return np.bincount(index.ravel(), weight, sets * k * k).reshape(sets, k, k).astype(np.float64)
 
     def values(self, decided: Integers) -> list[Floats]:
-        """The job's metrics of sets of decisions."""
-        table = self.tables(decided, matrix=self.matrix)[:, None, None]  # (sets, thresholds, units, K, …)
+        """The job's metrics of sets of decisions ``(sets, rows)``."""
+        table = self.matrices(decided)[:, None, None]  # (sets, thresholds, units, K, K)
         average = self.job.average
-        return [
-            np.asarray(evaluate(m, table, "multiclass", average, matrix=self.matrix)[:, 0, 0]) for m in self.job.metrics
-        ]
+        return [np.asarray(evaluate(m, table, "multiclass", average, matrix=True)[:, 0, 0]) for m in self.job.metrics]
 
     def along(self, moves: Moves) -> list[Floats]:
         """The job's metrics along one offset."""
-        return [
-            values_along(moves, metric, self.job.average, separate=separate)
-            for metric, separate in zip(self.job.metrics, self.separate, strict=True)
-        ]
+        return [values_along(moves, metric, self.job.average) for metric in self.job.metrics]
 
     def key(self, offsets: Floats) -> Key:
-        """How good offsets are, as they will decide, ties and all."""
+        """The key of the decisions that these offsets make, ties included."""
         return self.job.best(self.values(self.decide(offsets)[None]))[1]
 
 
@@ -113,7 +100,7 @@ def search(problem: Problem, rng: np.random.Generator) -> Found:
 def _search_once(problem: Problem, rng: np.random.Generator) -> Found:
     frequency = np.bincount(problem.target, problem.weight, problem.classes)
     prior = np.log(np.maximum(frequency, 1e-12 * frequency.sum()) / frequency.sum())
-    found = _ascend(problem, np.zeros(problem.classes))  # the first of equals, and so no offsets where they suffice
+    found = _ascend(problem, np.zeros(problem.classes))  # wins ties, so offsets stay 0 if that suffices
     found = _better(found, _ascend(problem, prior - prior.mean()))
     for _ in range(problem.job.restarts):
         found = _better(found, _ascend(problem, rng.normal(size=problem.classes)))
@@ -125,7 +112,7 @@ def _better(found: Found, other: Found) -> Found:
 
 
 def _ascend(problem: Problem, offsets: Floats) -> Found:
-    """Improve one offset after the other until none alone does better."""
+    """Improve one offset at a time until no single one improves."""
     offsets = offsets.astype(np.float64)
     shifted, key = problem.log_p - offsets, problem.key(offsets)
     for _ in range(_ROUNDS):
@@ -147,12 +134,12 @@ def _ascend(problem: Problem, offsets: Floats) -> Found:
 
 
 def _best_along(problem: Problem, moves: Moves) -> tuple[float, Key]:
-    """The best offset of one class and its key; where tables would be large, the best of few, then around that one."""
+    """The best offset of one class and its key; if all values take too much memory, search coarsely, then finely."""
     keep = max(_FEWEST, _LARGEST_TABLE // problem.size)
     if len(moves.moved) <= 2 * keep:
         best, key = problem.job.best(problem.along(moves), moves.gaps)
         return float(moves.offsets[best]), key
-    # every value at which few samples go to the class, where the best is most often, and some of the others
+    # the values that few samples have passed, where the best usually is, and a sample of the others
     few = np.unique(
         np.append(np.arange(keep // 2), np.linspace(keep // 2, len(moves.moved) - 1, keep // 2).astype(int))
     )
@@ -166,13 +153,14 @@ def _best_along(problem: Problem, moves: Moves) -> tuple[float, Key]:
 
 
 def _centred(problem: Problem, found: Found) -> Found:
+    """The offsets shifted to a mean of 0, unless rounding makes them worse."""
     centred = found[0] - found[0].mean()
     key = problem.key(centred)
     return (centred, key) if key >= found[1] else found
 
 
 def _ascend_pairs(problem: Problem, found: Found) -> Found:
-    """Improve two offsets at a time, over every decision they can lead to, where that is cheap."""
+    """Improve two offsets at a time over every decision they can produce, if that is cheap."""
     if problem.classes < 3 or len(problem.target) > _MOST_ROWS:
         return found
     problem = _merged(problem)
@@ -188,13 +176,13 @@ def _ascend_pairs(problem: Problem, found: Found) -> Found:
             best, key = problem.job.best(problem.values(problem.decide(tried[:, None])))
             if key > found[1]:
                 found = tried[best], key
-        if found[1] == before or classes == 3:  # of three offsets two are all that matter
+        if found[1] == before or classes == 3:  # two of three offsets reach every decision
             break
     return _centred(problem, found)
 
 
 def _merged(problem: Problem) -> Problem:
-    """The same problem with rows that are alike made one, of their weights' sum."""
+    """The same problem with equal rows merged and their weights summed."""
     alike = np.column_stack([problem.log_p, problem.target])
     rows, index = np.unique(alike, axis=0, return_inverse=True)
     weight = np.bincount(index.ravel(), problem.weight).astype(np.float64)
@@ -202,14 +190,14 @@ def _merged(problem: Problem) -> Problem:
 
 
 def _try_pair(problem: Problem, offsets: Floats, j: int, k: int) -> Floats:
-    """Offsets that lead to every decision that those of classes ``j`` and ``k`` can lead to, the others fixed.
+    """Offsets that produce every decision that varying those of classes ``j`` and ``k`` can produce.
 
-    A row changes its class only across the lines o_j = a, o_k = b and o_k − o_j = b − a of its own. The first offset
-    runs through the intervals between all crossings of lines, the second through those between the lines themselves.
+    A row changes its class only across its own lines o_j = a, o_k = b and o_k − o_j = b − a. The first offset takes one
+    value between any two crossings of these lines, and for each, the second takes one value between any two lines.
     """
     shifted = problem.log_p - offsets
     shifted[:, [j, k]] = -np.inf
-    with np.errstate(invalid="ignore"):  # a class that is ruled out has no line
+    with np.errstate(invalid="ignore"):  # a class ruled out by −inf has no line
         one, two = (problem.log_p[:, c] - shifted.max(1) for c in (j, k))
         apart = problem.log_p[:, k] - problem.log_p[:, j]
         crossings = np.concatenate([one, np.subtract.outer(two, apart).ravel()])
@@ -220,7 +208,7 @@ def _try_pair(problem: Problem, offsets: Floats, j: int, k: int) -> Floats:
 
 
 def _between(points: Floats) -> Floats:
-    """One number in each interval that the finite points leave, and one beyond each end."""
+    """One number between any two neighbouring finite points, and one beyond each end."""
     points = np.unique(points[np.isfinite(points)])
     if len(points) == 0:
         return np.zeros(1)
@@ -231,7 +219,7 @@ class ClassData(Data):
     """Log-probabilities ``(N, K)`` and true classes."""
 
     def tune(self) -> Tuning:
-        """One offset a class, to be subtracted from the log-probabilities before the argmax."""
+        """Find one offset per class, to be subtracted from the log-probabilities before the argmax."""
         if len(np.unique(self.y)) < 2:
             raise ValueError(f"the target has one class only ({self.y[0]}): no offsets can be told from others.")
         problem, job = self._problem(), self.job
@@ -239,29 +227,27 @@ class ClassData(Data):
         offsets, key = search(problem, rng)
         if key[0] < 0:
             raise infeasible(job, lambda c, others: _best_found(problem, c, others, rng), searched=True)
-        decided = problem.decide(offsets)[None]
-        value, counts = float(problem.values(decided)[0][0]), counts_of(problem.tables(decided, matrix=False)[0])
-        return Tuning(as_tuple(offsets), value, counts, job.task, job.inputs, (), job.metric, self)
+        counts = counts_of(cells_of(problem.matrices(problem.decide(offsets)[None])[0]))
+        return Tuning(as_tuple(offsets), self.score(offsets), counts, job.task, job.inputs, (), job.metric, self)
 
     def score(self, threshold: Any) -> float:
-        """The metric of the classes that offsets decide for."""
+        """Compute the metric of the decisions that these offsets make."""
         problem = self._problem()
         return float(problem.values(problem.decide(np.array(threshold))[None])[0][0])
 
     def resample(self, times: Floats) -> ClassData:
-        """The same rows, each so many times; they are tuned without random starts."""
+        """Repeat each row the given number of times, and tune without random starts."""
         sample = super().resample(times)
         return replace(sample, job=replace(self.job, restarts=0))
 
     def _problem(self) -> Problem:
-        weight = np.ones(len(self.y)) if self.w is None else self.w
-        return Problem(self.x, self.y, weight, self.job, any(m.kind == "matrix" for m in self.job.metrics))
+        return Problem(self.x, self.y, self.weight, self.job)
 
 
 def _best_found(
     problem: Problem, constraint: Constraint, others: tuple[Constraint, ...], rng: np.random.Generator
 ) -> float:
-    """The best value of a constraint's metric that is found where others hold; NaN where they were not met."""
+    """The best value found of a constraint's metric where others hold; NaN if they could not be met."""
     aimed = replace(problem, job=problem.job.aimed_at(constraint, others))
     offsets, key = _search_once(aimed, rng)
-    return float("nan") if key[0] < 0 else float(aimed.values(aimed.decide(offsets)[None])[0][0])
+    return math.nan if key[0] < 0 else float(aimed.values(aimed.decide(offsets)[None])[0][0])

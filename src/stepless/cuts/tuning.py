@@ -1,4 +1,4 @@
-"""What a tuning is asked for and what it found, whatever the task."""
+"""What the tunings of all tasks share: the job, the data, the result, and the error for infeasible constraints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stepless.cuts.sweep import ROUNDING, Floats, Sweep, best_entry, merit, scor
 from stepless.numerics import is_whole
 from stepless.registry import Metric
 
-#: How good a rule is: (−violation, merit), the first before the second.
+#: How good a rule is: (−violation, merit), compared lexicographically.
 Key = tuple[float, float]
 
 
@@ -36,16 +36,16 @@ class Job:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """The metric, and those of the constraints."""
+        """The tuned metric, then those of the constraints."""
         return (self.metric, *(c.metric for c in self.constraints))
 
     def judge(self, values: list[Floats]) -> tuple[Floats | float, Floats]:
-        """How far the constraints are broken, and the merit, from the values of `metrics`."""
+        """The violation of the constraints and the merit, from the values of `metrics`."""
         own, *held = values
         return violation(self.constraints, held), merit(self.metric, own)
 
     def best(self, values: list[Floats], gaps: Floats | None = None) -> tuple[int, Key]:
-        """Of many rules the first of the best, or of equals that with the widest gap, and its key."""
+        """The index and key of the best rule: the first one, or with ``gaps`` the one of equals with the widest gap."""
         broken, merits = self.judge(values)
         broken = np.broadcast_to(broken, merits.shape)
         allowed = np.flatnonzero(broken == broken.min())
@@ -56,37 +56,41 @@ class Job:
         return int(best), (-float(broken[best]), float(merits[best]))
 
     def aimed_at(self, constraint: Constraint, others: tuple[Constraint, ...]) -> Job:
-        """The job of bringing one constraint's metric as far to its good side as others allow."""
+        """The job of optimising one constraint's metric subject to others."""
         metric = replace(constraint.metric, greater_is_better=constraint.at_least)
         return replace(self, metric=metric, constraints=others)
 
     def others(self, constraint: Constraint) -> tuple[Constraint, ...]:
-        """The constraints but one."""
+        """All constraints but one."""
         return tuple(c for c in self.constraints if c is not constraint)
 
 
 @dataclass(frozen=True, eq=False)
 class Data(ABC):
-    """What a rule is tuned on, as it was read: the scores, the targets and the weights, one a row."""
+    """The data a rule is tuned on: scores ``x``, targets ``y`` and weights ``w``, one per row."""
 
     job: Job
     x: Floats
     y: np.ndarray[Any, Any]
     w: Floats | None
 
+    @property
+    def weight(self) -> Floats:
+        """The weights, all 1 if none were given."""
+        return np.ones(len(self.x)) if self.w is None else self.w
+
     @abstractmethod
     def tune(self) -> Tuning:
-        """The best rule on these rows."""
+        """Find the best rule for these rows."""
 
     @abstractmethod
     def score(self, threshold: Any) -> float:
-        """The metric of a rule on these rows."""
+        """Compute the metric of a rule on these rows."""
 
     def resample(self, times: Floats) -> Self:
-        """The same rows, each so many times."""
+        """Repeat each row the given number of times."""
         kept = times > 0
-        weight = times[kept] if self.w is None else times[kept] * self.w[kept]
-        return replace(self, x=self.x[kept], y=self.y[kept], w=weight)
+        return replace(self, x=self.x[kept], y=self.y[kept], w=(times * self.weight)[kept])
 
 
 class Interval(NamedTuple):
@@ -148,8 +152,7 @@ class Tuning:
             try:
                 thresholds.append(resampled.tune().threshold)
             except ValueError:
-                # a resample may have one class only, or no feasible cut: it says nothing of the threshold
-                continue
+                continue  # one class only, or no feasible cut
         ends = [(1 - confidence) / 2, (1 + confidence) / 2]
         if not thresholds:
             raise ValueError(
@@ -175,13 +178,13 @@ class Tuning:
 
     def __float__(self) -> float:
         if isinstance(self.threshold, tuple):
-            each = "offset a class" if self.task == "multiclass" else "threshold a label"
+            each = "offset per class" if self.task == "multiclass" else "threshold per label"
             raise TypeError(f"a {self.task} tuning has one {each}, and so is no single number; see its threshold.")
         return float(self.threshold)
 
 
 def improves(trial: Key, key: Key) -> bool:
-    """Whether a key is better by more than the rounding of sums that were added up in another order."""
+    """Whether a key is better by more than the rounding of sums taken in another order."""
     for new, old in zip(trial, key, strict=True):
         if not math.isclose(new, old, rel_tol=ROUNDING):
             return new > old
@@ -193,36 +196,30 @@ def best_cut(job: Job, swept: Sweep) -> int:
     merits, broken = np.empty(len(swept.tp)), np.zeros(len(swept.tp) if job.constraints else 1)
     for part in swept.parts():
         counts = swept.at(part)
-        broken[part if job.constraints else slice(None)], merits[part] = job.judge(
-            [score_counts(metric, counts) for metric in job.metrics]
-        )
+        violated, merits[part] = job.judge([score_counts(metric, counts) for metric in job.metrics])
+        if job.constraints:
+            broken[part] = violated
     if broken.min() > 0:
-        raise infeasible(job, _best_over(job, [score_counts(c.metric, swept.counts) for c in job.constraints]))
+        raise infeasible(job, lambda constraint, others: _best_value(swept, constraint, others))
     return best_entry(swept, merits, broken if job.constraints else 0.0)
 
 
-def _best_over(job: Job, values: list[Floats]) -> BestValue:
-    """The best value of a constraint over every cut at which others hold."""
-
-    def value(constraint: Constraint) -> Floats:
-        return values[job.constraints.index(constraint)]
-
-    def best(constraint: Constraint, others: tuple[Constraint, ...]) -> float:
-        held = np.broadcast_to(violation(others, [value(c) for c in others]) == 0, values[0].shape)
-        had = value(constraint)[held & ~np.isnan(value(constraint))]
-        if len(had) == 0:
-            return float("nan")
-        return float(had.max() if constraint.at_least else had.min())
-
-    return best
+def _best_value(swept: Sweep, constraint: Constraint, others: tuple[Constraint, ...]) -> float:
+    """The best value of a constraint's metric over the cuts at which others hold; NaN if there is none."""
+    values = score_counts(constraint.metric, swept.counts)
+    held = violation(others, [score_counts(c.metric, swept.counts) for c in others]) == 0
+    values = values[held & ~np.isnan(values)]
+    if len(values) == 0:
+        return math.nan
+    return float(values.max() if constraint.at_least else values.min())
 
 
-#: The best value that a constraint's metric has where others hold, NaN where they never do.
+#: The best value of a constraint's metric where others hold, NaN if they never do.
 BestValue = Callable[[Constraint, tuple[Constraint, ...]], float]
 
 
 def infeasible(job: Job, best: BestValue, *, searched: bool = False) -> ValueError:
-    """The error that says what could be had instead: over every cut, or where a search ended."""
+    """The error that states the best attainable values: over every cut, or the best that a search found."""
     word = "found" if searched else "attainable"
     none = "no threshold was found that meets" if searched else "no threshold meets"
     wanted = " and ".join(map(str, job.constraints))
