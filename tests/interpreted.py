@@ -1,7 +1,7 @@
-"""The kernels of CUDA against the plain path, in Triton's interpreter: what a machine without a GPU can try of them.
+"""Compare the CUDA kernels with the plain path in Triton's interpreter, on a machine without a GPU.
 
-Run by `tests.test_triton` in a process of its own, because the interpreter is chosen when Triton is imported. Prints
-what disagrees, and how much was tried.
+`tests.kernels.test_triton` runs this module in its own process, because the interpreter is chosen when Triton is
+imported. It prints every disagreement and the number of cases.
 """
 
 import itertools
@@ -64,7 +64,7 @@ def decisions():
 
 
 def rare_negatives():
-    """One negative among thousands, and negatives that weigh next to nothing: no cell may be a difference of sums."""
+    """One negative among thousands, or negatives of tiny weight: a difference of sums would lose their digits."""
     target = torch.ones(3001)
     target[7] = 0
     weights = torch.where(target == 0, 1e-8, 1.0)
@@ -105,7 +105,7 @@ def classes():
 
 
 def ruled_out():
-    """A score of −inf, also of the true class: it costs what it may cost at most, and pulls nothing."""
+    """A score of −inf, also for the true class: its cross-entropy has its largest value, and no gradient."""
     for shape in ((41, 3), (20, 1000)):
         loss_fn = sl.MetricLoss("f1", task="multiclass", blend=0.4)
         scores, target = draw(shape)[0], torch.arange(shape[0]) % shape[1]
@@ -120,7 +120,7 @@ def ways(loss_fn) -> Dispatcher:
 
 
 def _with_index(patch):
-    """The patch, with an ``__index__`` that numpy takes: since 2.4 an array of one number is no number to it."""
+    """Add an ``__index__`` to the patch: since numpy 2.4 an array with one number is not an index."""
 
     def patched(tensor, scope):
         patch(tensor, scope)
@@ -131,7 +131,7 @@ def _with_index(patch):
 
 def main():
     interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)
-    # what the interpreter has not: an instruction of the GPU's, and a GPU to be asked how large it is
+    # what the interpreter lacks: the GPU's reciprocal instruction, and the properties of a GPU
     triton_decisions.reciprocal = triton_classes.reciprocal = _reciprocal
     torch.cuda.get_device_properties = lambda _: types.SimpleNamespace(multi_processor_count=2)
     results = [*decisions(), *rare_negatives(), *classes(), *ruled_out()]

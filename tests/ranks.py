@@ -1,7 +1,7 @@
-"""Real processes for distributed tests: run a function on every rank of a gloo group, in interpreters of their own.
+"""Real processes for distributed tests: run a function on every rank of a gloo group, each in its own interpreter.
 
-An interpreter that has imported torch is kept for the next run, because starting one takes longer than most tests. The
-process group is new in every run. Where a rank fails, all interpreters are ended, and the next run starts new ones.
+Interpreters are kept for the next run, because importing torch takes longer than most tests. Every run has a new
+process group. If a rank fails, all interpreters are ended, and the next run starts new ones.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _KEPT = []  # (process, connection), one a rank
 
 
 def run(worker, ranks, *args, timeout=120):
-    """``worker(rank, *args)`` on every rank; what the workers return, in order of rank."""
+    """Run ``worker(rank, *args)`` on every rank and return the results in order of rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -39,7 +39,7 @@ def run(worker, ranks, *args, timeout=120):
             try:
                 failed, result = connection.recv()
             except EOFError:
-                failed, result = True, RuntimeError("a rank has died; what it said stands above")
+                failed, result = True, RuntimeError("a rank has died; its output is above")
             if failed:
                 _end()
                 raise result
@@ -76,7 +76,7 @@ def _serve(connection):
 
 @contextlib.contextmanager
 def as_torchrun(rank, world, **more):
-    """What torchrun sets, and what else a launcher does; the processes live on, so it is taken back."""
+    """Set the environment as torchrun does, plus ``more``, and restore it, because the processes are used again."""
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, **more}
     os.environ.update({name: str(value) for name, value in names.items()})
     try:

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import UserDict
 
 import numpy as np
 import pytest
@@ -164,8 +165,9 @@ def test_several_inputs_and_named_ones():
     x, target = draw("binary")
     model, loss_fn = Two(), sl.MetricLoss("f1")
     expected = loss_fn(model(x, 2 * x), target)
-    for batches in ([((x, 2 * x), target)], [({"a": x, "b": 2 * x}, target)]):
-        torch.testing.assert_close(sl.accumulate(loss_fn, model, batches), expected.detach())
+    named = {"a": x, "b": 2 * x}
+    for input in ((x, 2 * x), [x, 2 * x], named, UserDict(named)):  # a tokenizer's output is a UserDict
+        torch.testing.assert_close(sl.accumulate(loss_fn, model, [(input, target)]), expected.detach())
 
 
 @pytest.mark.parametrize("metric", ["f1", "auroc"])
@@ -285,6 +287,21 @@ def test_a_model_that_is_no_module_is_refused():
         sl.accumulate(sl.MetricLoss("f1"), lambda x: x, cut(x, target, size=10))
 
 
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        (lambda x, y: (x,), "a tuple of length 1"),
+        (lambda x, y: {"x": x, "labels": y}, "a dict"),  # its keys would be taken for input and target
+        (lambda x, y: x, "a Tensor"),
+    ],
+)
+def test_a_micro_batch_that_is_no_pair_is_refused(change, got):
+    x, target = draw("binary")
+    sentence = rf"a micro-batch must be \(input, target\) or \(input, target, sample_weight\); got {got}\."
+    with pytest.raises(TypeError, match=sentence):
+        sl.accumulate(sl.MetricLoss("f1"), net(1), [change(x, target)])
+
+
 def test_nothing_is_refused():
     with pytest.raises(ValueError, match="micro_batches is empty"):
         sl.accumulate(sl.MetricLoss("f1"), net(1), [])
@@ -294,7 +311,7 @@ def test_nothing_is_refused():
 def test_memory_does_not_grow_with_the_number_of_micro_batches(metric):
     """Activations saved for backward at any one time, counted by the autograd engine's own hook.
 
-    Scores are one number a sample, and a ranking keeps them all; what the model saves are the activations.
+    Scores are one number per sample, and a ranking keeps them all; what the model saves are the activations.
     """
 
     def peak(parts):
@@ -363,7 +380,7 @@ class Dropping(nn.Module):
         return self.layer(x)[:, 0] * (1 + random.random()) * (1 + np.random.rand())
 
 
-def test_chance_that_is_not_torchs_is_replayed():
+def test_random_numbers_that_are_not_torchs_are_replayed():
     model, loss_fn = Dropping(), sl.MetricLoss("f1")
     x, y = torch.randn(12, 3), torch.arange(12) % 3 == 0
     random.seed(0), np.random.seed(0)

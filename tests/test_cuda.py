@@ -1,6 +1,6 @@
-"""The kernels of CUDA agree with the plain path, and torch.compile, CUDA graphs and function transforms take the loss.
+"""The CUDA kernels agree with the plain path, and work with torch.compile, CUDA graphs and function transforms.
 
-Run on a machine with a GPU, by ``python -m pytest tests/test_cuda.py``; elsewhere nothing here can be tried.
+Run ``python -m pytest tests/test_cuda.py`` on a machine with a GPU; elsewhere the module is skipped.
 """
 
 import pytest
@@ -16,7 +16,7 @@ if not torch.cuda.is_available():
 
 TASKS = ("binary", "multilabel")
 SHAPES = {"binary": [(1,), (41,), (1271,), (70_001,)], "multilabel": [(1, 1), (41, 3), (1271, 8), (7, 5, 11, 3)]}
-#: For every class its own cells, for all classes at once; the kernels have both.
+#: Metrics of each class's cells, and joint metrics of all classes' cells; the kernels differ.
 OF_CLASSES = ("f1", "recall", "jaccard", "mcc", "kappa")
 
 
@@ -80,7 +80,7 @@ def test_a_measured_state_is_the_plain_one():
 @pytest.mark.parametrize("inputs", ["logits", "probabilities"])
 def test_every_step_and_kind_of_input(inputs, step, task):
     loss_fn = sl.MetricLoss("mcc", step=step, task=task, inputs=inputs, threshold=0.3)
-    # of a probability near 1, 1 − decision has lost its digits on the plain path in float32; the kernel's has not
+    # near p = 1 the plain path loses the digits of 1 − decision in float32, and the kernel does not
     reference = torch.float64 if (inputs, step) == ("probabilities", "logit_sigmoid") else None
     for shape in SHAPES[task]:
         scores, target = on_gpu(shape)
@@ -162,7 +162,7 @@ def gradient(run, scores, target):
 def test_nothing_waits_for_the_gpu():
     for loss_fn, scores, target in losses():
         leaf = scores.requires_grad_()
-        loss_fn(leaf, target).backward()  # what is compiled or looked up once has its time here
+        loss_fn(leaf, target).backward()  # compiles, which may wait
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -228,5 +228,5 @@ def test_what_has_no_kernel_says_so():
     scores, target = on_gpu((41,))
     loss_fn = sl.MetricLoss("f1")
     assert loss_fn.path_for(scores.double(), target) == "plain: no kernels for torch.float64 on CUDA"
-    assert "samples weighted" in loss_fn.path_for(scores, target, torch.ones(41, device="cuda"))
+    assert "samples are weighted" in loss_fn.path_for(scores, target, torch.ones(41, device="cuda"))
     assert "no kernels for input on cuda and target on cpu" in loss_fn.path_for(scores, target.cpu())

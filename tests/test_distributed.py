@@ -175,7 +175,7 @@ def test_a_process_group_is_a_batch_of_its_own():
         expected.backward()
         assert loss == pytest.approx(expected.item(), rel=1e-12)
         torch.testing.assert_close(torch.tensor(grad, dtype=torch.float64), model.weight.grad, rtol=1e-12, atol=1e-14)
-        assert "process group that this rank is no member of; pass it sync=False" in refused
+        assert "process group that this rank is not a member of; pass the group it belongs to" in refused
 
 
 def ranking(rank):

@@ -198,7 +198,7 @@ def test_value_and_gradient_equal_the_twin(name, seed, weighted, spread):
 
 @pytest.mark.parametrize(
     "options",
-    [{"margin": 0.3}, {"margin": 5.0}, {"damping": 0.0}, {"damping": 100.0}, {"anchor": 0.0}, {"anchor": 0.9}],
+    [{"margin": 0.3}, {"margin": 5.0}, *({"damping": c} for c in (None, 0.0, 100.0)), {"anchor": 0.0}, {"anchor": 0.9}],
 )
 def test_options_of_the_pair_loss(options):
     scores, target, _ = draw()
@@ -658,7 +658,8 @@ BAD = {
     "overlap": (build("auroc", overlap="min"), ValueError, "overlap='min' has no effect"),
     "per_image": (build("auroc", per_image=True), ValueError, "per_image=True has no effect"),
     "subject_to": (build("auroc", subject_to="recall >= 0.9"), ValueError, "subject_to=.* has no effect"),
-    "blend": (build("auroc", blend=0.5), ValueError, "blend=0.5 has no effect on 'auroc'; add cross-entropy .*yours"),
+    "blend": (build("auroc", blend=0.5), ValueError, "blend=0.5 has no effect on 'auroc'; pass anchor=, its own share"),
+    "blend, no anchor": (build("precision_at_k", k=3, blend=0.5), ValueError, "add cross-entropy to the loss yourself"),
     "schedule": (build("auroc", schedule=sl.Schedule()), ValueError, "schedule=.* has no effect"),
     "memory": (build("auroc", memory=sl.Memory()), ValueError, "memory=.* has no effect on 'auroc', which has no sums"),
     "sync": (build("auroc", sync=True), ValueError, "'auroc' compares samples .* pass sync=False for .* own batch"),

@@ -1,4 +1,4 @@
-"""What the fused ways are compared with, on the CPU and on CUDA: values and gradients of the plain path."""
+"""Compare the fused ways, on the CPU and on CUDA, with the plain path: values and gradients."""
 
 import torch
 
@@ -16,12 +16,12 @@ def draw(shape, dtype=torch.float32, seed=0, rate=0.4):
 
 
 def plain(loss_fn, scores, target, sample_weight=None):
-    """The loss by the plain path, whatever the fused ones say."""
+    """Compute the loss by the plain path, even if a fused one applies."""
     return loss_fn.settle(loss_fn._state("plain", scores, target, sample_weight))
 
 
 def agree(loss_fn, scores, target, sample_weight=None, tolerance=None, way=FUSED_CPU, reference=None):
-    """Value and gradient of the fused way are those of the plain one, in the scores' dtype or in ``reference``."""
+    """Assert that value and gradient of the fused way equal the plain one's, in the scores' dtype or ``reference``."""
     assert loss_fn.path_for(scores, target, sample_weight) == way
     results = []
     for run, dtype in ((loss_fn, scores.dtype), (lambda *batch: plain(loss_fn, *batch), reference or scores.dtype)):
@@ -39,7 +39,7 @@ def agree(loss_fn, scores, target, sample_weight=None, tolerance=None, way=FUSED
 
 
 def one_like_any_other(loss_fn, scores, target):
-    """A node of a float64 batch: differentiated once and twice, again where the graph is kept, and many at once."""
+    """Check a node's first and second derivatives, a retained graph, and a batch of gradients."""
     scores = scores.clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda z: loss_fn(z, target), scores)
     assert torch.autograd.gradgradcheck(lambda z: loss_fn(z, target), scores)

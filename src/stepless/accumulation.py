@@ -1,18 +1,18 @@
 """Exact gradient accumulation: the gradient of the whole batch, one micro-batch's activations at a time.
 
-A metric of the whole batch is no mean over micro-batches, so adding up their losses' gradients gives something else.
-But the loss depends on the samples through the state alone, and the state is a sum: so its gradient is that of a linear
-function of the micro-batches' states. The first pass, without activations kept, adds up the state and finds that
-linear function, ∂loss/∂state. The second pass back-propagates it, micro-batch by micro-batch.
+A metric of the whole batch is not a mean over micro-batches, so the gradients of their losses do not add up to its
+gradient. But the loss depends on the samples only through the state, and the state is a sum over micro-batches. The
+first pass keeps no activations; it adds up the state and computes ∂loss/∂state. The second pass back-propagates that
+linear form, one micro-batch at a time.
 
-A loss of the ranking has no state that adds up. Its first pass keeps the scores of all micro-batches, which are small
-beside activations, and finds ∂loss/∂scores; the second pass back-propagates to each micro-batch its part of that.
+A ranking loss has no state that adds up. Its first pass keeps the scores of all micro-batches, which are small compared
+to activations, and computes ∂loss/∂scores. The second pass back-propagates each micro-batch's part of it.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -34,12 +34,12 @@ def accumulate(loss_fn: MetricLoss, model: nn.Module, micro_batches: Iterable[An
     BatchNorm in training mode: it sees micro-batches, as in any gradient accumulation.
 
     Args:
-        loss_fn: The loss. A loss of the ranking keeps the scores of all micro-batches between the passes.
+        loss_fn: The loss. A ranking loss keeps the scores of all micro-batches between the passes.
         model: The model. `DistributedDataParallel` and FSDP2 synchronise gradients in the last micro-batch only.
         micro_batches: A list, or something else that can be iterated twice, of ``(input, target)`` or
-            ``(input, target, sample_weight)``. An input that is a tuple, a list or a dict is unpacked into the model's
-            arguments. Both iterations must give the same batches, which is checked. A shuffled ``DataLoader`` does, if
-            it draws its order from torch's global random numbers.
+            ``(input, target, sample_weight)``. An input that is a tuple, a list or a mapping is unpacked into the
+            model's arguments. Both iterations must give the same batches, which is checked. A shuffled ``DataLoader``
+            does, if it draws its order from torch's global random numbers.
         scaler: A ``torch.amp.GradScaler``, if you use one. Step it as usual afterwards.
 
     Returns:
@@ -71,31 +71,33 @@ def accumulate(loss_fn: MetricLoss, model: nn.Module, micro_batches: Iterable[An
             f"loss_fn must be a stepless.MetricLoss; got {type(loss_fn).__name__}. A loss that is a mean over samples"
             " needs none of this: add up its gradients."
         )
-    total: _Sums | _Scores = _Scores(loss_fn) if isinstance(loss_fn, RankingLoss) else _Sums(loss_fn)
-    listed = isinstance(micro_batches, list | tuple)  # these hold the same batches still
-    start, drawn, seen = _Chance.now(model), [], []
-    # without gradients there is nothing to synchronise, so the wrapper may wait for the second pass
+    whole: _Sums | _Scores = _Scores(loss_fn) if isinstance(loss_fn, RankingLoss) else _Sums(loss_fn)
+    listed = isinstance(micro_batches, list | tuple)  # a list cannot give other batches the second time
+    start, random_states, fingerprints = _RandomState.now(model), [], []
+    # the first pass has no gradients to synchronise, so it runs the model inside the wrapper
     bare = model.module if isinstance(model, DistributedDataParallel) else model
     with torch.no_grad(), _buffers_restored(bare):
         for batch in micro_batches:
-            drawn.append(_Chance.now(model))
-            seen.append(() if listed else _fingerprint(batch))
-            total.add(*_call(bare, batch))
-    if not drawn:
+            random_states.append(_RandomState.now(model))
+            fingerprints.append(() if listed else _fingerprint(batch))
+            whole.add(*_call(bare, batch))
+    count = len(random_states)
+    if not count:
         raise ValueError("micro_batches is empty: there is nothing to learn from.")
     with torch.enable_grad():
-        loss = total.settle()
+        loss = whole.settle()
 
-    again = 0
-    start.restore()  # an order that is drawn from these numbers is drawn again
-    for again, batch in enumerate(micro_batches, start=1):
-        if again > len(drawn) or (not listed and seen[again - 1] != _fingerprint(batch)):
+    passed = 0
+    start.restore()  # so that a shuffled DataLoader draws the same order again
+    for i, batch in enumerate(micro_batches):
+        if i >= count or (not listed and fingerprints[i] != _fingerprint(batch)):
             raise ValueError(_CHANGED)
-        drawn[again - 1].restore()
-        with _quiet(model, last=again == len(drawn)):
-            share = total.share(again - 1, *_call(model, batch))
-            (share if scaler is None else scaler.scale(share)).backward()
-    if again < len(drawn):
+        random_states[i].restore()
+        with _sync_only_last(model, last=i == count - 1):
+            form = whole.linear_form(i, *_call(model, batch))
+            (form if scaler is None else scaler.scale(form)).backward()
+        passed = i + 1
+    if passed < count:
         raise ValueError(_CHANGED)
     return loss
 
@@ -107,7 +109,7 @@ _CHANGED = (
 
 
 class _Sums:
-    """The whole batch by its state, to which every micro-batch adds."""
+    """The whole batch as a state, to which each micro-batch adds its sums."""
 
     def __init__(self, loss_fn: MetricLoss) -> None:
         self.loss_fn = loss_fn
@@ -118,20 +120,20 @@ class _Sums:
         self.state = part if self.state is None else self.state + part
 
     def settle(self) -> Tensor:
-        """The loss; its slope along the state is kept."""
+        """Return the loss, and keep ∂loss/∂state."""
         assert self.state is not None
         leaf = self.state.vector.detach().requires_grad_()
         loss = self.loss_fn.settle(self.state.with_vector(leaf))
         (self.slope,) = torch.autograd.grad(loss, leaf)
         return loss.detach()
 
-    def share(self, _: int, *batch: Any) -> Tensor:
-        """What has the loss's gradient, for the samples of one micro-batch."""
+    def linear_form(self, _: int, *batch: Any) -> Tensor:
+        """A scalar whose gradient in one micro-batch's scores is that of the whole loss."""
         return (self.loss_fn.measure(*batch).vector * self.slope).sum()
 
 
 class _Scores:
-    """The whole batch by its samples' scores, of which every micro-batch has some."""
+    """The whole batch as the scores of all samples, for ranking losses."""
 
     def __init__(self, loss_fn: RankingLoss) -> None:
         self.loss_fn = loss_fn
@@ -141,7 +143,7 @@ class _Scores:
         self.parts.append(self.loss_fn.rows(*batch))
 
     def settle(self) -> Tensor:
-        """The loss; its slopes along the scores are kept, and nothing else."""
+        """Return the loss, and keep ∂loss/∂scores, but not the scores."""
         whole = Rows.join(self.parts)
         leaf = whole.scores.detach().requires_grad_()
         loss = self.loss_fn.settle_rows(whole._replace(scores=leaf))
@@ -150,21 +152,31 @@ class _Scores:
         self.parts = []
         return loss.detach()
 
-    def share(self, i: int, *batch: Any) -> Tensor:
-        """What has the loss's gradient, for the samples of one micro-batch."""
+    def linear_form(self, i: int, *batch: Any) -> Tensor:
+        """A scalar whose gradient in the scores of micro-batch ``i`` is that of the whole loss."""
         return (self.loss_fn.rows(*batch).scores * self.slopes[i]).sum()
 
 
-def _call(model: nn.Module, batch: Any) -> tuple[Any, ...]:
+def _unpack(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], list[Any]]:
+    """The model's positional and keyword arguments, and what follows the input: target and sample weight."""
+    if not isinstance(batch, tuple | list) or not 2 <= len(batch) <= 3:
+        got = f"a {type(batch).__name__}" + (f" of length {len(batch)}" if isinstance(batch, tuple | list) else "")
+        raise TypeError(f"a micro-batch must be (input, target) or (input, target, sample_weight); got {got}.")
     input, *rest = batch
-    if isinstance(input, dict):
-        return model(**input), *rest
-    return (model(*input) if isinstance(input, tuple | list) else model(input)), *rest
+    if isinstance(input, Mapping):
+        return (), input, rest
+    return tuple(input) if isinstance(input, tuple | list) else (input,), {}, rest
+
+
+def _call(model: nn.Module, batch: Any) -> tuple[Any, ...]:
+    """What the loss takes: the model's output, target and sample weight."""
+    arguments, keywords, rest = _unpack(batch)
+    return model(*arguments, **keywords), *rest
 
 
 @contextmanager
 def _buffers_restored(model: nn.Module) -> Iterator[None]:
-    """Put the buffers back as they were, whatever happens."""
+    """Restore all buffers on leaving, also after an error."""
     before = [
         (part, dict(part._buffers), {k: v.clone() for k, v in part._buffers.items() if v is not None})
         for part in model.modules()
@@ -192,8 +204,8 @@ def _deferred(model: Any) -> Iterator[None]:
         model.set_requires_gradient_sync(True)
 
 
-def _quiet(model: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
-    """Keep a distributed model from synchronising before the last micro-batch."""
+def _sync_only_last(model: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
+    """Keep a distributed model from synchronising gradients before the last micro-batch."""
     no_sync: Any = getattr(model, "no_sync", None)
     if last:
         return nullcontext()
@@ -203,21 +215,20 @@ def _quiet(model: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
 
 
 def _fingerprint(batch: Any) -> tuple[str, ...]:
-    """Enough to tell whether the same batch comes again."""
-    input, *rest = batch
-    values = input.values() if isinstance(input, dict) else input if isinstance(input, tuple | list) else (input,)
+    """A checksum of a batch's tensors, to tell whether the second pass reads the same batch."""
+    arguments, keywords, rest = _unpack(batch)
     prints = []
-    for tensor in (*values, *rest):
+    for tensor in (*arguments, *keywords.values(), *rest):
         if isinstance(tensor, Tensor):
             flat = tensor.detach().double().flatten()
-            # places count, and so does text: NaN is not equal to itself
+            # weights that differ by place notice another order
             mark = flat @ torch.linspace(1, 2, flat.numel(), dtype=flat.dtype, device=flat.device)
-            prints.append(f"{tuple(tensor.shape)} {mark.item()}")
+            prints.append(f"{tuple(tensor.shape)} {mark.item()}")  # as text, because NaN is not equal to itself
     return tuple(prints)
 
 
-class _Chance(NamedTuple):
-    """Where the generators stand that a forward may draw from: dropout is torch's, a layer may be dropped by others."""
+class _RandomState(NamedTuple):
+    """The state of every generator that a forward may draw from: dropout uses torch's, other layers may use others."""
 
     of_torch: Tensor
     of_cuda: dict[int, Tensor]
@@ -225,13 +236,13 @@ class _Chance(NamedTuple):
     of_numpy: Any
 
     @classmethod
-    def now(cls, model: nn.Module) -> _Chance:
+    def now(cls, model: nn.Module) -> _RandomState:
         devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
         cuda = {index: torch.cuda.get_rng_state(index) for index in devices if index is not None}
         return cls(torch.get_rng_state(), cuda, random.getstate(), np.random.get_state())
 
     def restore(self) -> None:
-        """Draw the numbers of the first pass again; what comes after goes on from there, as after one pass."""
+        """Make the second pass draw the numbers of the first; afterwards the generators stand as after one pass."""
         torch.set_rng_state(self.of_torch)
         for index, state in self.of_cuda.items():
             torch.cuda.set_rng_state(state, index)

@@ -1,7 +1,7 @@
 """The state across ranks: one all-reduce of a few sums makes the loss that of the global batch.
 
-The scores stay where they are. Every rank adds up its own counts, the sums are added over the ranks, and each rank
-finishes the same loss from the same global state.
+Scores are never gathered. Every rank adds up its own counts, the sums are added over the ranks, and each rank computes
+the same loss from the same global state.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from torch.nn.parallel import DistributedDataParallel
 from stepless.state import State
 
 Gradients = Literal["mean", "sum"]
-#: What is done with the state of a batch that other ranks have had.
+#: Called with the global state on a rank that had no batch of its own.
 Follow = Callable[[State], object]
 
-try:  # a build of torch without distributed support has neither
+try:  # missing from builds of torch without distributed support
     from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 except ImportError:  # pragma: no cover
     Joinable, JoinHook = object, object  # type: ignore[assignment, misc]
 
 
 def world_size(group: Any = None) -> int:
-    """How many ranks share the batch; 1 where nothing is distributed."""
+    """The number of ranks that share the batch; 1 if nothing is distributed."""
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
 class StateReducer:
-    """Adds states over the ranks of a process group.
+    """Add states over the ranks of a process group.
 
-    The value is the global state. The gradient is the local one: a rank can only move its own scores. `DistributedData\
-Parallel` averages the ranks' gradients where a sum is wanted, so with ``gradients="mean"`` the gradient, and not the
-    value, is multiplied by the number of ranks.
+    The value is the global state. The gradient is the local one, because a rank can only move its own scores.
+    `DistributedDataParallel` averages the ranks' gradients although their sum is needed. So with ``gradients="mean"``
+    the gradient, but not the value, is multiplied by the number of ranks.
 
     Ranks with different numbers of batches: train inside ``with loss_fn.reducer.join(ddp_model):``.
     """
@@ -51,12 +51,12 @@ Parallel` averages the ranks' gradients where a sum is wanted, so with ``gradien
         self._last: tuple[State, Follow | None] | None = None
 
     def __call__(self, state: State, follow: Follow | None = None) -> State:
-        """The state of all ranks' batches together.
+        """Return the state of all ranks' batches together.
 
         Args:
             state: That of this rank's batch.
-            follow: What a rank that has run out of batches does with those of the others, so that what its loss keeps
-                stays the same as theirs.
+            follow: Called with the global state when this rank has run out of batches, so that what its loss keeps
+                stays the same as on the other ranks.
         """
         ranks = world_size(self.group)
         if ranks == 1:
@@ -66,14 +66,14 @@ Parallel` averages the ranks' gradients where a sum is wanted, so with ``gradien
         dist.all_reduce(total, group=self.group)
         self._last = state.with_vector(total), follow
         scale = float(ranks) if self.gradients == "mean" else 1.0
-        # a difference of equals is exactly 0, so the value is the total and nothing is rounded
+        # local − local is exactly 0, so the value is the total, without rounding
         return state.with_vector(total + (local - local.detach()) * scale)
 
     def join(self, model: Any, **options: Any) -> AbstractContextManager[Any]:
-        """Let ranks run out of batches at different times: they add nothing, and wait for the others.
+        """Let ranks run out of batches at different times. They add nothing and wait for the others.
 
-        torch's ``Join`` knows what `DistributedDataParallel` sends, and so what a rank without batches must send in its
-        place. The loss sends its sums between the model's forward and its backward, so one ``Join`` has to know both.
+        On a rank without batches, torch's ``Join`` repeats the communication of `DistributedDataParallel`. The loss
+        communicates between the model's forward and backward, so the same ``Join`` has to repeat that too.
 
         Args:
             model: A `DistributedDataParallel`; every forward of it is followed by one forward of the loss.
@@ -96,7 +96,7 @@ Parallel` averages the ranks' gradients where a sum is wanted, so with ``gradien
         return Join([_JoinedModel(model, self)], **options)
 
     def add_nothing(self) -> None:
-        """Take part in an all-reduce for a rank that has no batches left."""
+        """Take part in one all-reduce on a rank that has no batches left."""
         if self._last is None:
             raise RuntimeError(
                 "a rank without a single batch cannot join, because it does not know the size of the state; give it one"
@@ -109,7 +109,7 @@ Parallel` averages the ranks' gradients where a sum is wanted, so with ``gradien
             follow(last.with_vector(total))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StateReducer:
-        """A copy among the same ranks: process groups cannot be copied."""
+        """Copy the settings and share the process group, which cannot be copied."""
         return StateReducer(self.group, self.gradients)
 
     def __reduce__(self) -> Any:
@@ -122,7 +122,7 @@ Parallel` averages the ranks' gradients where a sum is wanted, so with ``gradien
 
 
 class _JoinedModel(Joinable):
-    """A model and its loss, as one thing to `Join`."""
+    """A model and its loss as one `Joinable`."""
 
     def __init__(self, model: Any, reducer: StateReducer) -> None:
         self.model, self.reducer = model, reducer
@@ -148,19 +148,19 @@ class _JoinedModel(Joinable):
 
 
 class _JoinedHook(JoinHook):
-    """What a rank without batches does for each batch of the others."""
+    """What a rank without batches does during each batch of the others."""
 
     def __init__(self, model: DistributedDataParallel, hook: Any, reducer: StateReducer) -> None:
         self.model, self.hook, self.reducer = model, hook, reducer
 
     def main_hook(self) -> None:
-        name = "_check_global_requires_backward_grad_sync"  # what a forward sends last, and a backward has not begun
+        name = "_check_global_requires_backward_grad_sync"  # the last communication of a forward, before any backward
         inner = getattr(self.model, name)
 
         def forward_then_loss(**joined: Any) -> Any:
-            answer = inner(**joined)
+            result = inner(**joined)
             self.reducer.add_nothing()
-            return answer
+            return result
 
         setattr(self.model, name, forward_then_loss)
         try:
@@ -173,8 +173,8 @@ class _JoinedHook(JoinHook):
 
 
 def make_reducer(sync: Any, gradients: Gradients) -> StateReducer | None:
-    """The reducer that ``MetricLoss(sync=…)`` asks for: None or True for all ranks, a process group, or False."""
-    reducer = StateReducer(None, gradients)  # which checks what it is given
+    """The reducer for ``MetricLoss(sync=…)``: None or True means all ranks, False none, or it is a process group."""
+    reducer = StateReducer(None, gradients)  # checks ``gradients``, whatever ``sync`` is
     if sync is False:
         if gradients != "mean":
             raise ValueError(
@@ -185,7 +185,7 @@ def make_reducer(sync: Any, gradients: Gradients) -> StateReducer | None:
         return reducer
     if dist.is_available() and sync == dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(
-            "sync is a process group that this rank is no member of; pass it sync=False, or the group it belongs to."
+            "sync is a process group that this rank is not a member of; pass the group it belongs to, or sync=False."
         )
     if not dist.is_available() or not isinstance(sync, dist.ProcessGroup):
         raise TypeError(f"sync must be True, False, None or a process group; got {sync!r}.")

@@ -1,4 +1,4 @@
-"""Running counts for small batches, which may hold no positive at all."""
+"""Running counts for small batches, which may not hold a single positive."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Memory:
 
     The sums are part of the loss's ``state_dict``. For binary tasks their number is known at once, otherwise from the
     first batch on; weight averaging, and anything else that copies buffers, has to start after it. Evaluation neither
-    reads nor changes the sums. Under ``torch.distributed``, every rank remembers the sums of all ranks.
+    reads nor changes them. Under ``torch.distributed``, every rank remembers the sums of all ranks.
 
     Attributes:
         batches: How many batches are remembered, in effect; at least 1, which means no memory.
@@ -41,7 +41,7 @@ class Memory:
         >>> loss_fn, nothing = sl.MetricLoss("f1", memory=sl.Memory()), torch.zeros(4)
         >>> loss = loss_fn(torch.tensor([2.0, 1.0, -1.0, -2.0]), torch.tensor([1, 0, 1, 0]))
         >>> logits = torch.zeros(4, requires_grad=True)
-        >>> loss_fn(logits, nothing).backward()  # alone it would teach nothing: no positives, no F1
+        >>> loss_fn(logits, nothing).backward()  # without memory its gradient would be 0: no positives, no F1
         >>> bool((logits.grad > 0).all())
         True
     """
@@ -58,13 +58,13 @@ class Memory:
         return 1 - 1 / self.batches
 
     def keep(self, remembered: Tensor, present: State) -> Tensor:
-        """Return the sums to remember after a batch. One with NaN or infinity, as autocast may cause, is left out."""
+        """Return the sums to remember after a batch. A batch with NaN or infinity, as from autocast, is left out."""
         now = present.vector.detach()
         past = torch.zeros_like(now) if remembered.numel() == 0 else remembered.to(now)
         kept = torch.where(now.isfinite().all(), self.decay * (past + now), past)
         if torch.compiler.is_compiling() or _kind(remembered) != _kind(kept):
             return kept
-        return remembered.copy_(kept)  # in place, so that a CUDA graph finds it where it was
+        return remembered.copy_(kept)  # in place, because a CUDA graph reads and writes fixed addresses
 
 
 def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
@@ -72,7 +72,7 @@ def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
 
 
 def recall(state: State, remembered: Tensor, sizes: Callable[[Tensor], Tensor]) -> State:
-    """The state of past and present together; the gradient is scaled as if the present batch stood for all of it."""
+    """Return the state of past and present; the gradient is scaled as if the present batch were all of it."""
     now = state.vector
     if remembered.numel() == 0:
         return state

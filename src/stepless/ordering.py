@@ -6,11 +6,11 @@ and O(n) memory. Most surrogates compare scores by
 
     φ(d) = 0 for d ≥ m,   (m − d)² / 4m for |d| < m,   −d for d ≤ −m,         d = sᵢ − sⱼ, i positive, j negative,
 
-a smooth (Huber) hinge. At m = 2 it is close to the pairwise logistic loss log(1 + e^−d). It asks nothing of pairs that
-are apart by the margin m, and however wrong the order of a pair is, the slope is 1 and not 0.
+a smooth (Huber) hinge. At m = 2 it is close to the pairwise logistic loss log(1 + e^−d). Pairs that are apart by the
+margin m have no gradient. However wrong the order of a pair is, its slope stays 1 and does not vanish.
 
-Every function takes sorted samples (`Ranked`), with any number of leading axes (classes), and returns one number for
-each. Without positives or without negatives, a surrogate and its gradient are 0.
+Every function takes sorted samples (`Ranked`), with any number of leading axes (classes), and returns one number per
+row. Without positives or without negatives, a surrogate and its gradient are 0.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Ranked(NamedTuple):
 def rank(scores: Tensor, positive: Tensor, negative: Tensor) -> Ranked:
     """Sort samples ``(…, n)`` by score, in float64, because prefix sums in float32 drift and stall at 2^24."""
     wide = torch.float32 if scores.device.type == "mps" else torch.float64  # Apple's devices have no float64
-    scores = torch.where(positive + negative != 0, scores, scores.detach())  # what weighs nothing: exactly no gradient
+    scores = torch.where(positive + negative != 0, scores, scores.detach())  # no gradient at all without weight
     depth, order = torch.sort(-scores.to(wide), dim=-1)
     return Ranked(depth, positive.to(wide).gather(-1, order), negative.to(wide).gather(-1, order))
 
@@ -68,9 +68,9 @@ def rank(scores: Tensor, positive: Tensor, negative: Tensor) -> Ranked:
 class HingeSums:
     """Sums over knots a₁ ≤ … ≤ aₙ of wⱼ · max(0, t − aⱼ)^p, for any t in O(log n).
 
-    From knot to knot, the sums of power p grow by those of lower powers, so p + 1 prefix sums give them all. From the
-    knot below t they are carried to t by the binomial formula. All terms are positive, so nothing cancels, as it would
-    in sums of powers of aⱼ itself.
+    From knot to knot, the sums of power p grow by those of lower powers, so p + 1 prefix sums give them all. The
+    binomial formula carries them from the knot below t to t. All terms are positive, so nothing cancels, as it would in
+    sums of powers of aⱼ itself.
 
     Shape:
         - knots, weight: ``(…, n)``.
@@ -95,15 +95,16 @@ class HingeSums:
     def __call__(self, t: Tensor) -> Tensor:
         below = torch.searchsorted(self.knots.detach(), t.detach(), right=True)
         index, reached = (below - 1).clamp(min=0), below > 0
-        way = t - self.knots.gather(-1, index)
-        return torch.where(reached, _carry([sums.gather(-1, index) for sums in self.at_knots], way, self.power), 0.0)
+        distance = t - self.knots.gather(-1, index)
+        sums = [at_knot.gather(-1, index) for at_knot in self.at_knots]
+        return torch.where(reached, _carry(sums, distance, self.power), 0.0)
 
 
-def _carry(sums: list[Tensor], way: Tensor, power: int) -> Tensor:
-    """Sums of ``power`` a ``way`` farther on: Σ_q C(p, q) · sums_q · way^(p−q); without q = p, what they grow by."""
+def _carry(sums: list[Tensor], distance: Tensor, power: int) -> Tensor:
+    """Σ_q C(p, q) · sums_q · distance^(p−q), p = ``power``: sums carried on, or their growth if sums_p is left out."""
     total = sums[0]
     for q in range(1, power + 1):
-        total = total * way
+        total = total * distance
         if q < len(sums):
             total = total + math.comb(power, q) * sums[q]
     return total
@@ -286,7 +287,7 @@ def log_precisions(ranked: Ranked, *, margin: float = 2.0, anchor: float = 0.0) 
 
 
 def _reached(found: Tensor, precision: float) -> Tensor:
-    """Whether a precision is reached, but for the rounding of sums of weights."""
+    """Whether a precision is reached, up to the rounding of sums of weights."""
     return found >= precision - 8 * torch.finfo(found.dtype).eps
 
 
@@ -311,7 +312,7 @@ def precision_at_k(ranked: Ranked, *, k: int) -> Tensor:
 
 
 def across_cut(ranked: Ranked, theta: Tensor, margin: float) -> Tensor:
-    """Loss of metrics that cut a ranking once: what positives lack above the cut, and negatives below it.
+    """Loss of metrics with a single cut: what positives lack to be above the cut, and negatives to be below it.
 
     (S₋ · A + S₊ · B) / (S₊ + S₋) with A = Σ₊ w φ(s − θ), B = Σ₋ w φ(θ − s), S₊ = Σ₊ w |φ'(s − θ)| and
     S₋ = Σ₋ w |φ'(θ − s)|. The cut θ (``theta`` is its depth) and the sums S are not differentiated. The weights S make
@@ -331,7 +332,7 @@ def across_cut(ranked: Ranked, theta: Tensor, margin: float) -> Tensor:
 def _around_cut(ranked: Ranked, mass: Tensor) -> tuple[Tensor, Tensor]:
     """The depths of the last of the highest samples, of weight ``mass (…, 1)``, and of the next lower one."""
     through = ranked.mass()
-    # not the next index: samples that weigh nothing must not move the cut
+    # found by weight, not by index: samples without weight must not move the cut
     ends = [torch.searchsorted(through, mass, right=right) for right in (False, True)]
     last = ends[0].clamp(max=through.shape[-1] - 1)
     following = torch.where(ends[1] < through.shape[-1], ends[1], last)
@@ -339,7 +340,7 @@ def _around_cut(ranked: Ranked, mass: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cut_at_precision(ranked: Ranked, *, precision: float, margin: float = 2.0) -> Tensor:
-    """Recall at a precision: what positives lack above a cut and negatives below (`across_cut`), per unit of positives.
+    """Recall at a precision: the loss `across_cut`, divided by the weight of the positives.
 
     The cut is the one with the greatest recall among those with at least this precision, or if there is none, the one
     with the greatest precision. It lies midway to the next score, but at most half a margin from the samples that

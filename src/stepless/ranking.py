@@ -1,14 +1,14 @@
 """Metrics of a ranking as losses: AUROC, average precision and their relatives.
 
-A ranking has no decisions and no counts that merge, so it does not go by the path of `stepless.scoring`. Its exact
-score is read off the sorted samples, and equals scikit-learn's where scikit-learn has it. Its loss is a smooth
-stand-in from `stepless.ordering`. Both cost one sort, O(n log n), and O(n) memory.
+A ranking has no decisions and no counts that merge, so it does not use the path of `stepless.scoring`. Its exact score
+is read off the sorted samples, and equals scikit-learn's if scikit-learn has it. Its loss is a smooth surrogate from
+`stepless.ordering`. Both cost one sort, O(n log n), and O(n) memory.
 
-What is ranked: binary and multilabel scores as they are; of a multiclass task, each class against the rest. The loss
-compares log-odds, log p − log(1 − p): of yes and no these are the logits themselves, and of K classes they rise with p
-and have no end, as a margin needs it. Two classes treated as multiclass are a binary task and its mirror image,
-averaged. The score ranks probabilities, as scikit-learn does with ``multi_class="ovr"``. Probabilities as inputs are
-taken to log-odds for the loss, within what their dtype can tell from 0 and 1, and ranked as they are for the score.
+Binary and multilabel scores are ranked as they are, multiclass scores one class against the rest. The loss compares
+log-odds, log p − log(1 − p). For binary scores these are the logits themselves. For K classes they are monotone in p
+and unbounded, as a margin requires. Two classes treated as multiclass are a binary task and its mirror image, averaged.
+The score ranks probabilities, as scikit-learn does with ``multi_class="ovr"``. If the inputs are probabilities, the
+score ranks them as they are, and the loss converts them to log-odds, as far as their dtype tells them from 0 and 1.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from stepless.tasks import Batch, Inputs, Task, as_tensor, check_classes, check_
 
 Scale = Literal["log-odds", "probabilities"]
 
-#: Scores are compared within ±this; farther out, float64 cannot hold their prefix sums and a margin together.
+#: Scores are clamped to ±this; beyond it, float64 loses the margin in the prefix sums.
 _FARTHEST = 1e6
 
-#: What an option may be, in words and as a test.
+#: The valid values of each option, in words and as a predicate.
 _OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "margin": ("be a number above 0", lambda v: 0 < v < math.inf),
     "damping": ("be a number that is not negative", lambda v: 0 <= v < math.inf),
@@ -89,7 +89,7 @@ class Ranking:
         for name in options:
             if name not in known:
                 raise TypeError(self._no_option(name, known))
-            if name in _OPTIONS:
+            if name in _OPTIONS and not (given[name] is None and known[name] is None):
                 _check_option(name, given[name])
         for name, default in known.items():
             if default is inspect.Parameter.empty and name not in given:
@@ -105,7 +105,7 @@ class Ranking:
         return self.surrogate(ranked, **self._options_of(self.surrogate))
 
     def _options_of(self, function: Callable[..., Tensor]) -> dict[str, Any]:
-        # defaults are handed over, too: torch.compile takes one that differs from the last function's for a variable
+        # defaults are passed, too: torch.compile makes a variable of a default that differs from the last function's
         known = _defaults(function)
         return {**known, **{name: value for name, value in self.options if name in known}}
 
@@ -138,31 +138,18 @@ def _example(metric: str, option: str) -> str:
 
 
 RANKINGS: Registry[Ranking] = Registry("ranking")
-for _ranking, _aliases in (
-    (Ranking("auroc", ordering.auroc, ordering.anchored_pairs, source="Hanley and McNeil 1982"), ("auc", "roc_auc")),
-    (
-        Ranking(
-            "average_precision", ordering.average_precision, ordering.log_precisions, source="Buckley and Voorhees 2000"
-        ),
-        ("ap", "auprc", "pr_auc"),
-    ),
-    (
-        Ranking("partial_auroc", ordering.partial_auroc, ordering.highest_pairs, source="McClish 1989"),
-        ("pauc", "partial_auc"),
-    ),
-    (
-        Ranking(
-            "recall_at_precision", ordering.recall_at_precision, ordering.cut_at_precision, source="Eban et al. 2017"
-        ),
-        (),
-    ),
-    (Ranking("precision_at_k", ordering.precision_at_k, ordering.cut_at_k, source="Joachims 2005"), ()),
+for _exact, _surrogate, _source, _aliases in (
+    (ordering.auroc, ordering.anchored_pairs, "Hanley and McNeil 1982", ("auc", "roc_auc")),
+    (ordering.average_precision, ordering.log_precisions, "Buckley and Voorhees 2000", ("ap", "auprc", "pr_auc")),
+    (ordering.partial_auroc, ordering.highest_pairs, "McClish 1989", ("pauc", "partial_auc")),
+    (ordering.recall_at_precision, ordering.cut_at_precision, "Eban et al. 2017", ()),
+    (ordering.precision_at_k, ordering.cut_at_k, "Joachims 2005", ()),
 ):
-    RANKINGS.add(_ranking.name, _ranking, _aliases)
+    RANKINGS.add(_exact.__name__, Ranking(_exact.__name__, _exact, _surrogate, source=_source), _aliases)
 
 
 def is_ranking(metric: Any) -> bool:
-    """Whether a user means a ranking, which no decision is scored by.
+    """Whether what the user gave as a metric is a ranking.
 
     >>> is_ranking("roc_auc"), is_ranking("f1")
     (True, False)
@@ -174,7 +161,7 @@ METRICS.reserve((*RANKINGS, *RANKINGS.aliases))
 
 
 def find_ranking(metric: Any) -> Ranking | None:
-    """The ranking that a user means, or None where it is a metric of counts; a name that is neither is an error.
+    """Find the ranking that the user means, or None if it is a metric of counts; any other name is an error.
 
     >>> find_ranking("roc_auc")
     Ranking(name='auroc', options=())
@@ -202,7 +189,7 @@ def find_ranking(metric: Any) -> Ranking | None:
 
 
 class Rows(NamedTuple):
-    """Samples as a ranking sees them, in no order, each ``(classes, n)``.
+    """The samples of a ranking, not sorted; each field is ``(classes, n)``.
 
     Attributes:
         scores: What is compared.
@@ -216,13 +203,13 @@ class Rows(NamedTuple):
 
     @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:
-        """All parts' samples."""
+        """Concatenate the samples of all parts."""
         return cls(*(torch.cat(each, dim=-1) for each in zip(*parts, strict=True)))
 
 
 @dataclass(frozen=True)
 class Ranker:
-    """A ranking and everything else that is settled before the first batch."""
+    """A ranking and everything else that is known before the first batch."""
 
     ranking: Ranking
     task: Task = "binary"
@@ -232,7 +219,7 @@ class Ranker:
     weight: tuple[float, ...] | None = None
 
     def read(self, input: Tensor, target: Tensor, sample_weight: Tensor | None, *, exact: bool = False) -> Batch:
-        """The batch in the package's own form."""
+        """Check shapes and dtypes, and bring the batch into the package's own form."""
         class_weight = self.weight if self.task == "multiclass" else None
         return read(
             input, target, sample_weight, task=self.task, inputs=self.inputs,
@@ -240,28 +227,28 @@ class Ranker:
         )  # fmt: skip
 
     def rows(self, batch: Batch) -> Rows:
-        """What the loss needs of a batch, sample by sample: rows of several batches may be laid end to end."""
+        """Return what the loss needs of each sample; rows of several batches can be joined."""
         scores = (_log_odds if self.ranking.scale == "log-odds" else _probabilities)(batch, self.task)
         try:
             return Rows(_rows(scores, self.task), *self._weights(batch))
         except (IndexError, RuntimeError):
-            if not torch.compiler.is_compiling():  # say in our words which class is out of range
+            if not torch.compiler.is_compiling():  # an error that names the class that is out of range
                 check_classes(batch)
             raise
 
     def loss(self, rows: Rows) -> Tensor:
-        """The mean loss of the classes that have both positives and negatives; 0 where none has."""
+        """Compute the mean loss of the classes that have both positives and negatives; 0 if none has."""
         if rows.scores.numel() == 0:
             return rows.scores.sum() * 0.0
         ranked = rank(rows.scores.clamp(-_FARTHEST, _FARTHEST), rows.positive, rows.negative)
         losses = self.ranking.loss(ranked)
         positives, negatives = ranked.totals()
         loss = self._mean(losses, positives * negatives != 0, 0.0)
-        # NaN is sorted to the end, where a prefix sum may not reach it; it must not stay there unseen
+        # NaN is sorted to the end, where prefix sums may miss it; the loss must be NaN nevertheless
         return (loss + 0.0 * ranked.depth[..., -1].detach().sum()).to(rows.scores.dtype)
 
     def score(self, input: Any, target: Any, sample_weight: Any = None) -> Tensor:
-        """The exact score, values checked, in float64; NaN where no class has one."""
+        """Compute the exact score in float64, after a check of the values; NaN if no class has one."""
         input, target = as_tensor(input), as_tensor(target, "target")
         sample_weight = None if sample_weight is None else as_tensor(sample_weight, "sample_weight")
         with torch.no_grad():
@@ -274,11 +261,11 @@ class Ranker:
             return scored if self.average == "none" else self._mean(scored, ~scored.isnan(), math.nan)
 
     def check(self, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> None:
-        """Raise for values that make no sense."""
+        """Raise for invalid values, such as NaN or targets out of range."""
         check_values(input, target, sample_weight, task=self.task, inputs=self.inputs, ignore_index=self.ignore_index)
 
     def settings(self) -> str:
-        """What differs from the defaults, as text."""
+        """Describe what differs from the defaults."""
         ranking, plain = self.ranking, RANKINGS.get(self.ranking.name)
         shown = [repr(ranking.name)]
         if plain is None or ranking.surrogate is not plain.surrogate:
@@ -316,9 +303,9 @@ class Ranker:
 
 
 def _rows(values: Tensor, task: Task) -> Tensor:
-    """One row a class, ``(classes, n)``: pixels are samples."""
+    """Return one row per class, ``(classes, n)``: pixels are samples."""
     rows = values.reshape(1, -1) if task == "binary" else values.movedim(1, 0).reshape(values.shape[1], -1)
-    return rows.contiguous()  # a search along a stride is slow
+    return rows.contiguous()  # searchsorted is slow on strided rows
 
 
 def _probabilities(batch: Batch, task: Task) -> Tensor:
@@ -328,21 +315,21 @@ def _probabilities(batch: Batch, task: Task) -> Tensor:
 
 
 def _log_odds(batch: Batch, task: Task) -> Tensor:
-    """The log-odds log p − log(1 − p), finite in value and gradient where p rounds to 0 or 1."""
+    """Return log p − log(1 − p), finite in value and gradient also where p rounds to 0 or 1."""
     scores = batch.scores
     if not batch.logits:
         limits = torch.finfo(scores.dtype)
         return scores.clamp(min=limits.tiny).log() - (1 - scores).clamp(min=limits.eps / 2).log()
     if task != "multiclass":
         return scores
-    # 1 − p is exact enough, except for the likeliest class, where it is the sum of the others
+    # 1 − p is exact enough, except for the likeliest class, where it is computed as the sum of the others
     top = scores.argmax(1, keepdim=True)
     others = scores.scatter(1, top, -torch.inf)
-    # where −inf leaves a row one class, there is no other: a sum of nothing has no gradient, and must not have NaN
+    # if −inf rules out all other classes, logsumexp would have a NaN gradient
     others = others.masked_fill((others == -torch.inf).all(1, keepdim=True), torch.finfo(scores.dtype).min)
     others = others.logsumexp(1, keepdim=True)
     log_p = scores.log_softmax(1)
-    below = log_p.scatter(1, top, -1.0)  # any value for which the branch that is not taken has a finite gradient
+    below = log_p.scatter(1, top, -1.0)  # replaced below; any value whose gradient is finite will do
     odds = below - torch.log1p(-below.exp())
     return odds.scatter(1, top, scores.gather(1, top) - others)
 
@@ -351,7 +338,7 @@ def _log_odds(batch: Batch, task: Task) -> Tensor:
 # Settings
 # ---------------------------------------------------------------------------------------------------------------------
 
-#: Settings of a metric of counts, and the value at which they ask for nothing.
+#: Settings that only metrics of counts have, and their neutral values.
 _WITHOUT_EFFECT: dict[str, Any] = {
     "step": None, "threshold": None, "overlap": "expected", "subject_to": None, "per_image": False, "blend": 0.0,
     "cross_entropy": None, "schedule": None, "memory": None, "sync": None, "gradients": "mean",
@@ -384,33 +371,34 @@ def make_ranker(
         if name == "blend" and value is None:
             continue
         if (value is not None) if nothing is None else value != nothing:
-            raise ValueError(_no_effect(ranking.name, name, value))
+            raise ValueError(_no_effect(ranking, name, value))
     if average is not None and task == "binary":
         raise ValueError(
             f"average={average!r} has no effect on a binary task, which has one class to score; leave it out."
         )
     if average not in (None, "macro") and (training or average != "none"):
-        each = "" if training else ", or with average='none' one score a class"
+        each = "" if training else ", or with average='none' one score per class"
         raise ValueError(f"{ranking.name!r} of several classes is their macro mean{each}; got average={average!r}.")
     if ignore_index is not None and not is_whole(ignore_index):
         raise TypeError(f"ignore_index must be an integer; got {ignore_index!r}.")
     return Ranker(bound, task, average or "macro", inputs, ignore_index, _class_weight(weight, task))  # type: ignore[arg-type]
 
 
-def _no_effect(metric: str, name: str, value: Any) -> str:
-    if name in ("blend", "cross_entropy", "schedule"):
-        return f"{name}={value!r} has no effect on {metric!r}; add cross-entropy to the loss yourself, or leave it out."
+def _no_effect(ranking: Ranking, name: str, value: Any) -> str:
+    metric, setting = repr(ranking.name), f"{name}={value!r}"
     if name == "sync":
         return (
-            f"sync={value!r} asks for the loss of all ranks' batches together, but {metric!r} compares samples with one"
+            f"{setting} asks for the loss of all ranks' batches together, but {metric} compares samples with one"
             " another and has no sums that merge; pass sync=False for the loss of each rank's own batch."
         )
+    if name in ("blend", "cross_entropy"):
+        instead = "add cross-entropy to the loss yourself, or leave it out"
+        if "anchor" in ranking.defaults:
+            instead = "pass anchor=, its own share of cross-entropy, or leave it out"
+        return f"{setting} has no effect on {metric}; {instead}."
     if name in ("memory", "gradients"):
-        return f"{name}={value!r} has no effect on {metric!r}, which has no sums of batches that merge; leave it out."
-    return (
-        f"{name}={value!r} has no effect on {metric!r}, which ranks all samples and decides nothing about any;"
-        " leave it out."
-    )
+        return f"{setting} has no effect on {metric}, which has no sums of batches that merge; leave it out."
+    return f"{setting} has no effect on {metric}, which ranks all samples and decides nothing about any; leave it out."
 
 
 def _class_weight(weight: Any, task: str) -> tuple[float, ...] | None:

@@ -12,7 +12,7 @@ from stepless.kernels import dispatch
 from stepless.steps import Factors, Step
 from tests.twins import SMOOTH, agree, one_like_any_other, plain
 
-WAY = "fused-cpu-counts: classes on the CPU are fused as a whole in small batches of class indices only"
+WAY = "fused-cpu-counts: on the CPU only small batches of class indices are fused as a whole"
 SHAPES = ((41, 2), (41, 3), (97, 8), (5, 31), (3, 4, 5, 7))
 
 
@@ -164,7 +164,7 @@ def test_the_node_is_one_like_any_other():
         ({"per_image": True}, "indices", "the average, the thresholds or the overlap"),
         ({"inputs": "probabilities", "threshold": [0.0, 0.1, 0.0]}, "indices", "the average, the thresholds"),
         ({"overlap": "min"}, "shares", "the average, the thresholds or the overlap"),
-        ({}, "shares", "of class indices only"),
+        ({}, "shares", "only small batches of class indices"),
         ({"step": sl.Linear(delta=0.1, width=1e-3)}, "indices", "the step is so narrow"),
         ({"schedule": sl.Schedule(sharpness=(1.0, 4.0))}, "indices", "the loss has a schedule"),
     ],

@@ -1,4 +1,4 @@
-"""The fused ways agree with the plain one, and which of them a batch goes can be asked, and is logged."""
+"""The fused ways agree with the plain one, and the way of a batch can be asked for and is logged."""
 
 import copy
 import logging
@@ -347,22 +347,22 @@ def test_settings_choose_the_way(options, reason):
 def test_batches_choose_the_way():
     loss_fn, (scores, target) = sl.MetricLoss("f1"), draw((8,))
     assert loss_fn.path_for(scores, target, torch.ones(8)) == FUSED_CPU
-    assert "wants a gradient" in loss_fn.path_for(scores, target.float().requires_grad_())
-    assert "wants a gradient" in loss_fn.path_for(scores, target, torch.ones(8, requires_grad=True))
+    assert "requires a gradient" in loss_fn.path_for(scores, target.float().requires_grad_())
+    assert "requires a gradient" in loss_fn.path_for(scores, target, torch.ones(8, requires_grad=True))
     assert "the batch is empty" in loss_fn.path_for(scores[:0], target[:0])
     assert "no kernels for input on meta" in loss_fn.path_for(scores.to("meta"), target)
     assert "two devices" in loss_fn.path_for(scores, target.to("meta"))
     of_classes = sl.MetricLoss("f1", task="multiclass")
     assert of_classes.path_for(torch.zeros(4, 3), target[:4]) == FUSED_CPU
-    assert "class indices only" in of_classes.path_for(torch.zeros(4, 3), torch.ones(4, 3) / 3)
+    assert "only small batches of class indices" in of_classes.path_for(torch.zeros(4, 3), torch.ones(4, 3) / 3)
     assert "whole confusion matrix" in sl.MetricLoss("weighted_kappa", task="multiclass").path_for(
         torch.zeros(4, 3), target[:4]
     )
-    assert "not one entry a label" in sl.MetricLoss("f1", task="multilabel", weight=(1, 2)).path_for(
+    assert "not have one entry per label" in sl.MetricLoss("f1", task="multilabel", weight=(1, 2)).path_for(
         torch.zeros(4, 3), torch.zeros(4, 3)
     )
     weightless = sl.MetricLoss("f1", task="multilabel", weight=(0, 0, 0))
-    assert weightless.path_for(torch.zeros(4, 3), torch.zeros(4, 3)) == "plain: no label weighs anything"
+    assert weightless.path_for(torch.zeros(4, 3), torch.zeros(4, 3)) == "plain: all label weights are 0"
     assert weightless(torch.zeros(4, 3), torch.zeros(4, 3)) == 1
     assert sl.MetricLoss("auroc").path_for(scores, target) == "plain: a ranking has no counts"
     asked = []
@@ -395,7 +395,7 @@ def test_a_way_is_logged_once(caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "MetricLoss('f1', step=Linear(delta=0.1, width=1.0)): fused-cpu",
         "MetricLoss('f1', step=Linear(delta=0.1, width=1.0)):"
-        " plain: the batch is empty, or the target wants a gradient",
+        " plain: the batch is empty, or the target requires a gradient",
     ]
     assert {record.name for record in caplog.records} == {"stepless"}
 

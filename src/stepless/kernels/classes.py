@@ -1,9 +1,9 @@
-"""A fused twin of multiclass counting on the CPU: the same counts and gradients in one autograd node, fewer passes.
+"""Multiclass counts on the CPU, fused: the values and gradients of the plain path in one autograd node.
 
-Scores are worked on a block of samples at a time, laid out so that each class has a row: what is added or compared over
-classes then runs along whole vectors. The probabilities are kept, and two numbers a sample; decisions are made anew on
-the way back. Where cross-entropy is blended in, its sums are taken from the same probabilities. The plain path is what
-this is tested against, and what runs whenever `stepless.kernels.dispatch` says so.
+Scores are processed in blocks of samples, with one row per class, so that sums and comparisons over classes run along
+whole vectors. Backward needs the probabilities and two numbers per sample, which are kept, and computes the decisions
+again. If cross-entropy is blended in, its sums come from the same probabilities. The plain path remains the reference
+in the tests, and `stepless.kernels.dispatch` falls back to it.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from stepless.kernels.nodes import differentiate_plainly, is_one_gradient, save_
 from stepless.steps import Identity, Step
 from stepless.tasks import Batch
 
-#: Scores in a block: every operation on one has its price, and three blocks of these still fit a cache.
+#: Scores per block: operations on smaller ones cost too much, and three blocks of this size still fit a cache.
 BLOCK = 1 << 19
-#: Up to so many classes a matrix is a product with the block's one-hot rows; then the rows are added one by one.
+#: Most classes for which the matrix is a product with the block's one-hot rows; for more, the rows are added by index.
 _PRODUCT = 64
-#: Where less than this share of a class's negatives is left of them, they are counted one by one.
+#: Smallest share of a class's negatives that must be true ones; below it, the plain path counts them.
 _LITTLE = 0.01
-#: Samples of a product: longer sums of float32 lose digits that float64 would keep.
+#: Samples per product: longer sums in float32 lose digits that float64 would keep.
 _LONG = 1 << 10
 
 _softmax = torch.ops.aten._softmax.out
 
 
 class Classing(NamedTuple):
-    """How scores become decisions among classes, and what is counted of them.
+    """How scores become decisions among classes, and what is counted.
 
     Attributes:
         step: The smooth step.
-        offsets: Of the classes, for logits.
-        matrix: Whether the K×K matrix is wanted; otherwise the four counts of each class.
-        entropy: Whether the sums of cross-entropy are wanted as well: of logits without offsets.
+        offsets: The offsets of the classes; only for logits.
+        matrix: Whether to count the K×K matrix instead of the four cells of each class.
+        entropy: Whether to compute the sums of cross-entropy as well; only for logits without offsets.
     """
 
     step: Step
@@ -50,7 +50,7 @@ class Classing(NamedTuple):
 
 
 def fused_class_sums(batch: Batch, how: Classing) -> tuple[Tensor, Tensor | None]:
-    """The counts of a batch of class indices, and the sums of `cross_entropy_sums` if wanted, in one autograd node."""
+    """Compute the counts of a batch of class indices, and the `cross_entropy_sums` if wanted, in one autograd node."""
     sums, classes = _apply(batch.scores, batch, how), batch.scores.shape[1]
     counts = sums[: -2 * classes] if how.entropy else sums
     return counts.view(1, 1, classes, -1), sums[-2 * classes :].view(2, 1, classes) if how.entropy else None
@@ -61,25 +61,25 @@ class _FusedClassSums(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, batch: Batch, how: Classing) -> Tensor:
-        sums, notes = _sum_up(scores, batch, how, noted=ctx.needs_input_grad[0])
+        sums, kept = _sum_up(scores, batch, how, keep=ctx.needs_input_grad[0])
         save_batch(ctx, scores, batch)
-        ctx.kept = notes, how
+        ctx.kept = kept, how
         return sums.to(batch.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        notes, how = ctx.kept
-        ctx.kept = None, how  # given away, and made anew where a graph is retained
+        kept, how = ctx.kept
+        ctx.kept = None, how  # released early; with a retained graph it is computed again
         batch = saved_batch(ctx)
         if not is_one_gradient(grad):
             return differentiate_plainly(batch, lambda again: _plain_sums(again, how), grad), None, None
-        if notes is None:
-            _, notes = _sum_up(batch.scores, batch, how, noted=True)
-        assert notes is not None
-        return _pull_back(notes, batch, how, grad), None, None
+        if kept is None:
+            _, kept = _sum_up(batch.scores, batch, how, keep=True)
+        assert kept is not None
+        return _pull_back(kept, batch, how, grad), None, None
 
 
-#: Of torch, without its questions about function transforms: `stepless.kernels.dispatch` has asked them.
+#: ``apply`` without torch's checks for function transforms, which `stepless.kernels.dispatch` has made already.
 _apply: Any = super(torch.autograd.Function, _FusedClassSums).apply
 
 
@@ -88,7 +88,7 @@ def _plain_cells(batch: Batch, how: Classing) -> Tensor:
 
 
 def _plain_sums(batch: Batch, how: Classing) -> Tensor:
-    """The sums by the plain path."""
+    """Compute all sums by the plain path."""
     if how.matrix:
         counts = class_matrix(batch, decide_class(batch, how.step, how.offsets).to(batch.dtype), "batch")
     else:
@@ -98,10 +98,14 @@ def _plain_sums(batch: Batch, how: Classing) -> Tensor:
     return torch.cat([counts.flatten(), cross_entropy_sums(batch, "multiclass").flatten()])
 
 
-class _Notes(NamedTuple):
-    """What the way back needs: probabilities, block by block; of each sample, its threshold and 1 / Σ decisions.
+class _Kept(NamedTuple):
+    """What backward needs.
 
-    And the samples whose own class is ruled out by a score of −inf, which cross-entropy does not pull.
+    Attributes:
+        p: The probabilities, block by block.
+        tau: The threshold of each sample.
+        share: 1 / Σ decisions of each sample.
+        ruled_out: In each block, the samples whose own class has a score of −inf; their cross-entropy has no gradient.
     """
 
     p: Tensor
@@ -111,7 +115,7 @@ class _Notes(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """A block of samples: their scores as the batch has them, where they stand among all, target and weight."""
+    """A block of samples: their scores in the batch's layout, their places in the batch, targets and weights."""
 
     scores: Tensor
     samples: slice
@@ -119,22 +123,22 @@ class _Block(NamedTuple):
     weight: Tensor | None
 
     def rows(self, like: Tensor) -> Tensor:
-        """A tensor of a row a class, shaped as the scores that it is copied from or to."""
+        """View a tensor of one row per class in the shape of the block's scores."""
         if self.scores.dim() == 2:
             return like.T
         images, classes, pixels = self.scores.shape
         return like.view(classes, images, pixels).movedim(1, 0)
 
     def columns(self, chosen: Tensor) -> Tensor:
-        """The scores of these samples, a row a class."""
+        """Return the scores of the chosen samples, one row per class."""
         if self.scores.dim() == 2:
             return self.scores[chosen].T
         pixels = self.scores.shape[2]
         return self.scores[chosen // pixels, :, chosen % pixels].T
 
 
-class _Room:
-    """Three arrays of a row a class, to write to, for one block after the other.
+class _Workspace:
+    """Three work arrays of one row per class, shared by all blocks of a batch.
 
     Not kept from batch to batch, as in `stepless.kernels.decisions`: on two cores that took half as long again.
     """
@@ -143,7 +147,7 @@ class _Room:
         self.held: Tensor | None = None
 
     def of(self, block: _Block) -> Tensor:
-        """The room of a block."""
+        """Return the arrays for a block."""
         shape = 3, block.scores.shape[1], len(block.target)
         if self.held is None:  # the first block is the largest
             self.held = block.scores.new_empty(math.prod(shape))
@@ -151,7 +155,7 @@ class _Room:
 
 
 def _blocks(scores: Tensor, batch: Batch) -> Iterator[_Block]:
-    """The samples, in their order."""
+    """Split the samples into blocks, in order."""
     count, classes = scores.shape[:2]
     pixels = math.prod(scores.shape[2:])
     whole = scores if scores.dim() == 2 else scores.reshape(count, classes, pixels)
@@ -170,26 +174,26 @@ def _blocks(scores: Tensor, batch: Batch) -> Iterator[_Block]:
             yield _Block(part, samples, target[samples], None if weights is None else weights[samples])
 
 
-def _sum_up(scores: Tensor, batch: Batch, how: Classing, *, noted: bool) -> tuple[Tensor, _Notes | None]:
-    """All sums, flat and in float64, and what the way back needs."""
+def _sum_up(scores: Tensor, batch: Batch, how: Classing, *, keep: bool) -> tuple[Tensor, _Kept | None]:
+    """Return all sums, flat and in float64, and if ``keep``, what backward needs."""
     classes, samples = scores.shape[1], batch.target.numel()
-    kept = scores.new_empty(scores.numel()) if noted else None
+    probabilities = scores.new_empty(scores.numel()) if keep else None
     tau, share, hits, losses = scores.new_empty(4, samples)
     found = torch.zeros(classes, classes if how.matrix else 1, dtype=torch.float64, device="cpu")
-    room, ruled_out = _Room(), []
+    workspace, ruled_out = _Workspace(), []
     for block in _blocks(scores, batch):
         at = block.samples
-        p, h, spare = room.of(block)
-        if kept is not None:
-            p = kept[at.start * classes : at.stop * classes].view(classes, -1)
+        p, h, spare = workspace.of(block)
+        if probabilities is not None:
+            p = probabilities[at.start * classes : at.stop * classes].view(classes, -1)
         _probabilities(block, batch.logits, how, spare, p)
         decision = p
         if not isinstance(how.step, Identity):
             torch.div(_two_largest(p, h, spare), 2, out=tau[at])
             how.step.linearise_rows(p, tau[at], h, None, spare)
             torch.sum(h, 0, out=share[at])
-            decision = torch.div(h, share[at], out=h)  # not times the reciprocal, by which one of all would not be 1
-        elif not batch.logits:  # a probability that is NaN is one of the whole sample
+            decision = torch.div(h, share[at], out=h)  # h · (1/h) may differ from 1
+        elif not batch.logits:  # one NaN makes the whole sample NaN
             decision = torch.addcmul(p, p.new_zeros(()), p.sum(0), out=h)
         target = block.target[None]
         if how.entropy:
@@ -205,12 +209,12 @@ def _sum_up(scores: Tensor, batch: Batch, how: Classing, *, noted: bool) -> tupl
     sums = [found if how.matrix else _cells(found[:, 0], hits, batch, how)]
     if how.entropy:
         sums += [_by_class(losses, batch, classes), _by_class(torch.ones_like(losses), batch, classes)]
-    notes = None if kept is None else _Notes(kept, tau, share.reciprocal_(), ruled_out)
-    return torch.cat([each.flatten() for each in sums]), notes
+    kept = None if probabilities is None else _Kept(probabilities, tau, share.reciprocal_(), ruled_out)
+    return torch.cat([each.flatten() for each in sums]), kept
 
 
 def _probabilities(block: _Block, logits: bool, how: Classing, spare: Tensor, p: Tensor) -> None:
-    """Write the block's probabilities, a row a class."""
+    """Write the block's probabilities to ``p``, one row per class."""
     if not logits:
         block.rows(p).copy_(block.scores)
         return
@@ -221,9 +225,9 @@ def _probabilities(block: _Block, logits: bool, how: Classing, spare: Tensor, p:
 
 
 def _two_largest(p: Tensor, high: Tensor, low: Tensor) -> Tensor:
-    """The sum of the two largest of each column; the other two are written over.
+    """Return the sum of the two largest of each column of ``p``; ``high`` and ``low`` are work arrays.
 
-    Halves are compared with one another until there is one row of the largest, and one of the second largest.
+    Halves of the rows are compared until one row of the largest is left, and one of the second largest.
     """
     half = len(p) // 2
     torch.minimum(p[:half], p[half : 2 * half], out=low[:half])
@@ -233,7 +237,7 @@ def _two_largest(p: Tensor, high: Tensor, low: Tensor) -> Tensor:
     rows = half
     while rows > 1:
         half = rows // 2
-        # of two pairs the second largest is the larger second one, or the smaller first one
+        # the second largest of two pairs is the largest of both second ones and the smaller first one
         torch.maximum(low[:half], low[half : 2 * half], out=low[:half])
         spare = low[half : 2 * half]
         torch.minimum(high[:half], high[half : 2 * half], out=spare)
@@ -247,7 +251,7 @@ def _two_largest(p: Tensor, high: Tensor, low: Tensor) -> Tensor:
 
 
 def _fold(high: Tensor, low: Tensor, more: Tensor) -> None:
-    """Take one more row into the largest and the second largest."""
+    """Update the largest and the second largest with one more row."""
     torch.maximum(low, torch.minimum(high, more), out=low)
     torch.maximum(high, more, out=high)
 
@@ -264,10 +268,10 @@ def _add_matrix(found: Tensor, decision: Tensor, block: _Block, spare: Tensor) -
 
 
 def _cross_entropy(p: Tensor, block: _Block, out: Tensor) -> Tensor:
-    """Write −log p of each sample's class, from the scores where p has no digits; which samples rule theirs out."""
+    """Write −log p of each sample's own class to ``out``; return the samples whose own class has a score of −inf."""
     true = p.gather(0, block.target[None])[0]
     torch.log(true, out=out).neg_()
-    lost = (true < torch.finfo(p.dtype).tiny).nonzero()[:, 0]
+    lost = (true < torch.finfo(p.dtype).tiny).nonzero()[:, 0]  # p has lost its digits: computed from the scores
     if not len(lost):
         return lost
     logs = block.columns(lost).log_softmax(0).gather(0, block.target[None, lost])[0]
@@ -277,7 +281,7 @@ def _cross_entropy(p: Tensor, block: _Block, out: Tensor) -> Tensor:
 
 
 def _by_class(values: Tensor, batch: Batch, classes: int) -> Tensor:
-    """Weighted sums over the samples of each class; in float64 nothing is lost that float32 still has."""
+    """Weighted sums over the samples of each class, in float64."""
     weight, wide = batch.entry_weight(), values.double()
     if weight is not None:
         wide = wide * weight.expand_as(batch.target).reshape(-1)
@@ -290,60 +294,60 @@ def _cells(fp: Tensor, hits: Tensor, batch: Batch, how: Classing) -> Tensor:
     support = tp + fn
     negatives = support.sum() - support
     tn = negatives - fp
-    if bool((tn < _LITTLE * negatives).any()):  # a difference of sums has no digits left, or not even its zero
+    if bool((tn < _LITTLE * negatives).any()):  # the difference has too few digits left, and may miss 0
         return _plain_cells(batch, how)[0, 0].double()
     return torch.stack([tp, fp, fn, tn], -1)
 
 
-def _pull_back(notes: _Notes, batch: Batch, how: Classing, grad: Tensor) -> Tensor:
-    """From the gradient of the sums to that of the scores."""
+def _pull_back(kept: _Kept, batch: Batch, how: Classing, grad: Tensor) -> Tensor:
+    """Compute the gradient of the scores from that of the sums."""
     scores = batch.scores
     classes = scores.shape[1]
     out = torch.empty_like(scores, memory_format=torch.contiguous_format)
     grad = grad.to(scores.dtype)
     entropy = grad[-2 * classes : -classes] if how.entropy else None
     table = (grad[: -2 * classes] if how.entropy else grad).view(classes, -1)
-    if how.matrix:  # what each decision is worth, by the true class
+    if how.matrix:  # the worth of each decision, by the true class
         worth, hit = table.T.contiguous(), None
-    else:  # what a false alarm is worth, and what a hit
+    else:  # the worth of a false alarm, and of a hit
         worth, hit = (table[:, 1] - table[:, 3])[:, None], table[:, 0] - table[:, 2]
-    room, blocks = _Room(), zip(_blocks(scores, batch), _blocks(out, batch), strict=True)
+    workspace, blocks = _Workspace(), zip(_blocks(scores, batch), _blocks(out, batch), strict=True)
     for number, (block, place) in enumerate(blocks):
         target = block.target
         each, own = (worth.index_select(1, target), None) if hit is None else (worth, hit[target])
-        p, pulled = _pull_block(block, room.of(block), notes, each, own, batch.logits, how.step)
+        p, pulled = _pull_block(block, workspace.of(block), kept, each, own, batch.logits, how.step)
         if entropy is not None:
             pull = entropy[target] if block.weight is None else entropy[target].mul_(block.weight)
-            pull[notes.ruled_out[number]] = 0.0
+            pull[kept.ruled_out[number]] = 0.0
             pulled.addcmul_(p, pull).scatter_add_(0, target[None], pull.neg_()[None])
         place.scores.copy_(place.rows(pulled))
     return out
 
 
 def _pull_block(
-    block: _Block, room: Tensor, notes: _Notes, worth: Tensor, own: Tensor | None, logits: bool, step: Step
+    block: _Block, workspace: Tensor, kept: _Kept, worth: Tensor, own: Tensor | None, logits: bool, step: Step
 ) -> tuple[Tensor, Tensor]:
-    """A block's probabilities, and the gradient of its scores from what its decisions are worth.
+    """Return a block's probabilities and the gradient of its scores.
 
-    ``own`` is what the decision for a sample's own class is worth, where ``worth`` does not say it.
+    ``worth`` is ∂loss/∂decision. If ``own`` is given, it replaces ``worth`` for the decisions for samples' own classes.
     """
-    h, slope, out = room
+    h, slope, out = workspace
     at, index, scale, mean = block.samples, block.target[None], block.weight, None
-    p = notes.p[at.start * len(h) : at.stop * len(h)].view(h.shape)
+    p = kept.p[at.start * len(h) : at.stop * len(h)].view(h.shape)
     if isinstance(step, Identity):
         steep = p if logits else torch.ones_like(p)
         torch.mul(worth, steep, out=out)
     else:
-        # constants of the decisions cancel, because a sample's sum to 1
-        factors = step.linearise_rows(p, notes.tau[at], h, slope, out)
-        share = notes.share[at]
+        # the decisions of a sample are normalised, so constant factors cancel
+        factors = step.linearise_rows(p, kept.tau[at], h, slope, out)
+        share = kept.share[at]
         mean = _mean_worth(worth, own, h, index).mul_(share)
         steep = slope.mul_(p) if logits else slope
         torch.sub(worth, mean, out=out).mul_(steep)
         scale = share * (factors.slope / factors.decision)
         if block.weight is not None:
             scale.mul_(block.weight)
-    if own is not None:  # written, not added: of a class that nearly all are of, the rest would be lost in it
+    if own is not None:  # replaced, not corrected by a difference, which would lose digits for a frequent class
         out.scatter_(0, index, steep.gather(0, index).mul_(own if mean is None else own - mean))
     if logits:  # through the softmax
         out.addcmul_(p, out.sum(0), value=-1)
@@ -351,7 +355,7 @@ def _pull_block(
 
 
 def _mean_worth(worth: Tensor, own: Tensor | None, h: Tensor, index: Tensor) -> Tensor:
-    """Σ worth · h of each sample; the own decisions may be written over."""
+    """Σ worth · h of each sample; sets the own decisions in ``h`` to 0 if ``own`` is given."""
     if own is None:
         return torch.linalg.vecdot(worth, h, dim=0)
     hit = h.gather(0, index)[0]

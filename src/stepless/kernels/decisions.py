@@ -1,10 +1,10 @@
-"""Fused twins of the path, for plain eager work on the CPU: the same values and gradients, fewer passes.
+"""Binary and multilabel losses on the CPU, fused: the values and gradients of the plain path in fewer passes.
 
-From scores to loss is one autograd node here (`fused_loss`), or from scores to counts (`fused_counts`), where the loss
-needs more than the metric of one batch. The counting pass writes into a few buffers instead of making an array
-for each operation, and the small arithmetic from counts to loss runs as traced code on plain numbers, because torch
-spends microseconds on each scalar operation. The plain path is what this is tested against, and what runs whenever
-`stepless.kernels.dispatch` says so.
+One autograd node leads from scores to loss (`fused_loss`), or from scores to counts (`fused_counts`) if the loss needs
+more than the metric of one batch. The counting pass writes into a few buffers instead of allocating an array for each
+operation. The arithmetic from counts to loss runs as traced code on plain numbers, because torch takes microseconds for
+each scalar operation. The plain path remains the reference in the tests, and `stepless.kernels.dispatch` falls back to
+it.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from stepless.kernels.nodes import (
 from stepless.steps import Factors, Step
 from stepless.tasks import Batch
 
-#: Scores in a block. Threads meet after every operation on one: a million scores of 8 labels take 0.75 of the time of
-#: cross-entropy in one block, 1.0 in two, 1.2 in four. Larger ones would hold more memory, and gain nothing.
+#: Scores per block. Threads synchronise after every operation on a block: a million scores of 8 labels take 0.75 of the
+#: time of cross-entropy in one block, 1.0 in two, 1.2 in four. Larger blocks only take more memory.
 BLOCK = 1 << 20
-#: Up to so many scores numpy does the arithmetic; torch would not use a second thread either.
+#: Largest number of scores that numpy handles; torch would not use a second thread for them either.
 FEW = 1 << 13
-#: Up to so many rows they are added in their own precision: what is lost is the rounding of a number or two.
+#: Most rows that are added in their own precision, at the cost of the rounding of a number or two.
 _SHORT = 1 << 10
-#: From so many labels on, their losses are computed together in numpy: below it costs more to call than to compute.
+#: Fewest labels whose losses are computed together in numpy; for fewer, the calls cost more than the arithmetic.
 _TOGETHER = 16
-#: Numbers that a processor adds at once: rows of multiples of it are added fastest.
+#: Numbers in a vector register: rows whose length is a multiple of it are added fastest.
 _VECTOR = 8
-#: Up to so many numbers torch adds in one thread.
+#: Most numbers that torch adds in one thread.
 _ONE_THREAD = 1 << 15
-#: Entries of a row that is spread over all others: shorter ones are repeated, because torch goes row by row.
+#: Least length of a row that is broadcast over others; shorter ones are repeated, because torch goes row by row.
 _WIDE = 1024
 
 
 class Deciding(NamedTuple):
-    """How scores become yes/no decisions: what is needed to count, whatever the counts are for.
+    """How scores become yes/no decisions: all that counting needs to know.
 
     Attributes:
         step: The smooth step.
         tau: The threshold.
-        labels: Whether dimension 1 of the batch holds labels, which are counted apart.
+        labels: Whether dimension 1 of the batch holds labels, which are counted separately.
     """
 
     step: Step
@@ -64,17 +64,17 @@ class Deciding(NamedTuple):
 
 
 def fused_loss(batch: Batch, objective: Objective) -> Tensor:
-    """The loss of a batch of yes/no decisions, in one autograd node."""
+    """Compute the loss of a binary or multilabel batch in one autograd node."""
     return loss_in_one_node(batch, objective, _DECISIONS)
 
 
 def fused_counts(batch: Batch, deciding: Deciding) -> Tensor:
-    """The counts of a batch as `stepless.confusion.cells` gives them, in one autograd node."""
+    """Compute the counts of a batch, as `stepless.confusion.cells` does, in one autograd node."""
     return _apply_counts(batch.scores, batch, deciding)
 
 
 class _FusedCounts(torch.autograd.Function):
-    """One node from scores to counts, which keeps the slope of every decision."""
+    """One node from scores to counts, which keeps the derivative of every decision."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, batch: Batch, deciding: Deciding) -> Tensor:
@@ -87,7 +87,7 @@ class _FusedCounts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         kept, deciding = ctx.kept
-        ctx.kept = None, deciding  # given away, as in `_FusedLoss`
+        ctx.kept = None, deciding  # not kept, as in `stepless.kernels.nodes`
         batch = saved_batch(ctx)
         scores = batch.scores
         if not is_one_gradient(grad):
@@ -108,17 +108,17 @@ _apply_counts: Any = super(torch.autograd.Function, _FusedCounts).apply
 
 
 def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wanted: bool) -> tuple[float, Tensor | None]:
-    """The loss, and where it is wanted its gradient."""
+    """Compute the loss and, if ``wanted``, its gradient."""
     of = _of_few if 0 < scores.numel() <= FEW and scores.dim() else _of_many
     return of(scores, batch, objective, wanted)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Few scores, in numpy: a call of torch costs more than their arithmetic
+# Few scores, in numpy: calls of torch would cost more than the arithmetic
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@np.errstate(all="ignore")  # NaN and infinity go where they go in torch, without a word
+@np.errstate(all="ignore")  # NaN and infinity propagate without warnings, as in torch
 def _of_few(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) -> tuple[float, Tensor | None]:
     h, slope, factors = objective.step.linearise_few(scores, objective.tau, logits=batch.logits)
     y, weight = batch.target.numpy(), batch.entry_weight()
@@ -133,11 +133,11 @@ def _of_few(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) ->
     loss, alarm, hit = _judge((tp, predicted, support, total), factors, batch, objective)
     if not wanted:
         return loss, None
-    # a negative's decision is worth a false alarm, a positive's a hit
+    # ∂loss/∂decision is ``alarm`` for a negative and ``hit`` for a positive
     apart = _outweighs(alarm, hit)
-    if objective.labels:  # one list of numbers is read faster than a pair of lists
+    if objective.labels:  # numpy converts one list faster than a pair of lists
         alarm, hit = np.array([*alarm, *hit], dtype=h.dtype).reshape(2, -1, *[1] * (h.ndim - 2))
-    # h, whose sums are taken, is at hand, where fresh memory is not
+    # h is no longer needed, and writing to it is faster than to fresh memory
     gradient = np.multiply(y, hit if apart else hit - alarm, out=h)
     gradient += (1 - y) * alarm if apart else alarm
     gradient *= slope
@@ -149,12 +149,12 @@ def _add_all(*arrays: Any) -> list[float]:
 
 
 def _add_labels(*arrays: Any) -> list[Any]:
-    """The sums of the labels."""
+    """The sums of each label."""
     if arrays[0].ndim > 2:
         arrays = tuple(np.add.reduce(x.reshape(*x.shape[:2], -1), axis=2) for x in arrays)
     rows = len(arrays[0])
     ones = _ones(rows, arrays[0].dtype.char if rows <= _SHORT else "d")
-    return [np.dot(ones, x) for x in arrays]  # numpy's sum over rows is slow
+    return [np.dot(ones, x) for x in arrays]  # faster than numpy's sum over rows
 
 
 @lru_cache(maxsize=8)
@@ -163,12 +163,12 @@ def _ones(length: int, dtype: str) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Many, in blocks
+# Many scores, in blocks
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 class _Counted(NamedTuple):
-    """The sums tp, predicted, support and total; the derivative of every decision; what both lack."""
+    """The sums tp, predicted, support and total; the derivative of every decision; the factors left out of both."""
 
     sums: Any
     slopes: Tensor
@@ -187,25 +187,25 @@ def _of_many(scores: Tensor, batch: Batch, objective: Objective, wanted: bool) -
 
 
 def _flat(scores: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Scores, target and weights, each in a row."""
+    """Scores, target and weights, flat."""
     weight = batch.entry_weight()
     w = None if weight is None else weight.expand_as(scores).reshape(-1)
     return scores.reshape(-1), batch.target.reshape(-1), w
 
 
 def _layout(scores: Tensor, of: Deciding | Objective) -> tuple[int, int]:
-    """How many labels, and how many pixels each in a row; 0 and 1 where none are told apart."""
+    """The number of labels, and of consecutive pixels of each; 0 and 1 if labels are not separate."""
     return (scores.shape[1], math.prod(scores.shape[2:])) if of.labels else (0, 1)
 
 
 def _block(size: int, labels: int, pixels: int) -> int:
-    """How many scores are worked on at once: whole rows."""
+    """The number of scores per block, a multiple of a sample's."""
     row = (labels or 1) * pixels
     return min(size, max(1, BLOCK // row) * row)
 
 
 def _pull_back(slopes: Tensor, y: Tensor, w: Tensor | None, alarm: Any, hit: Any, labels: int, pixels: int) -> None:
-    """Make of the slope of every decision its gradient: a negative's is worth a false alarm, a positive's a hit."""
+    """Multiply, in place, the slopes by ∂loss/∂decision: ``alarm`` for negatives and ``hit`` for positives."""
     length = _block(len(y), labels, pixels)
     spare = _buffers(length, slopes.dtype)[1]
     if w is not None:
@@ -225,7 +225,7 @@ def _pull_back(slopes: Tensor, y: Tensor, w: Tensor | None, alarm: Any, hit: Any
 def _count(
     z: Tensor, y: Tensor, w: Tensor | None, logits: bool, of: Deciding | Objective, labels: int, pixels: int
 ) -> _Counted:
-    """Count everything, flat; ``labels`` is 0, or how many there are, ``pixels`` in a row each, kept apart."""
+    """Compute the sums and slopes of flat scores; for ``labels`` and ``pixels`` see `_layout`."""
     step, tau, size = of.step, of.tau, z.numel()
     length = _block(size, labels, pixels)
     slopes = torch.empty_like(z)
@@ -247,7 +247,7 @@ def _count(
             decided = _add(torch.mul(h, share, out=spare), labels, pixels)
             truth = torch.mul(truth, share, out=spare)
             positives = _add(truth, labels, pixels)
-        # not torch.dot: it adds one by one, and a million equal terms drift
+        # not torch.dot: it adds sequentially, and the sum of a million equal terms drifts
         tp, predicted = tp + _add(h.mul_(truth), labels, pixels), predicted + decided
         support, total = support + positives, total + here
     return _Counted((tp, predicted, support, total), slopes, factors)
@@ -257,14 +257,14 @@ _kept = threading.local()
 
 
 def _buffers(size: int, dtype: torch.dtype) -> Tensor:
-    """Two buffers of so many numbers, to write to, kept by each thread from batch to batch.
+    """Two work buffers of ``size`` numbers, which each thread keeps from batch to batch.
 
-    Fresh ones could cost more in page faults than the arithmetic does: the allocator gives large ones back to the
-    system, or not, as the sizes freed before happen to be.
+    The allocator may return large buffers to the system, and then the page faults of new ones cost more than the
+    arithmetic.
     """
     kept = vars(_kept).get(str(dtype))
     if kept is None or kept.shape[1] < size:
-        with torch.inference_mode(False):  # what inference mode makes cannot be written to outside of it
+        with torch.inference_mode(False):  # inference tensors cannot be written to outside of inference mode
             kept = torch.empty(2, size, dtype=dtype, device="cpu")
         if size <= BLOCK:
             setattr(_kept, str(dtype), kept)
@@ -272,21 +272,21 @@ def _buffers(size: int, dtype: torch.dtype) -> Tensor:
 
 
 def _add(x: Tensor, labels: int, pixels: int) -> Any:
-    """The sum, or the sums of the labels in float64."""
+    """Return the sum, or the sums of each label in float64."""
     if not labels:
-        return float(x.sum().numpy())  # not item(): who looks for what makes a device wait looks for that
+        return float(x.sum().numpy())  # not item(), which searches for device synchronisation would find
     if pixels == 1:
         return _add_rows(x, labels)
-    if pixels < _WIDE:  # torch is slow in adding a few numbers at a time
+    if pixels < _WIDE:  # torch is slow at short sums
         return _add_rows(x, labels * pixels).reshape(labels, pixels).sum(1)
     return _add_rows(x.view(-1, pixels).sum(1), labels)
 
 
 def _add_rows(x: Tensor, columns: int) -> Any:
-    """The sums of the columns, in float64.
+    """Return the sums of the columns, in float64.
 
-    Each thread adds rows of its own, those it has just written. torch would give each thread columns of its own: then
-    every cache line is in both, and is fetched back by whoever writes to it next, which can take longer than all else.
+    Each thread adds the rows that it has just written. torch would give each thread some columns. Then every cache line
+    is shared, and the next write to it has to fetch it back, which can take longer than everything else.
     """
     width, pieces = math.lcm(columns, _VECTOR), torch.get_num_threads()
     piece = len(x) // (pieces * width)
@@ -300,12 +300,12 @@ def _add_rows(x: Tensor, columns: int) -> Any:
 
 
 def _pull_back_labels(slopes: Tensor, y: Tensor, spare: Tensor, worths: Any, pixels: int) -> None:
-    """Multiply every slope by what its decision is worth."""
+    """Multiply, in place, the slopes by ∂loss/∂decision: row 0 of ``worths`` for negatives, row 1 for positives."""
     labels = worths.shape[1]
     columns = labels * pixels
     index = _label_of_entry(labels, pixels, len(spare))
     wide = len(index)
-    alarm, hit = torch.from_numpy(worths.take(index, axis=1)).to(spare.dtype)  # not [:, index]: it lays rows across
+    alarm, hit = torch.from_numpy(worths.take(index, axis=1)).to(spare.dtype)  # [:, index] would not be contiguous
     for start in range(0, len(y), len(spare)):
         stop = min(start + len(spare), len(y))
         whole = stop - (stop - start) % wide
@@ -319,7 +319,7 @@ def _pull_back_labels(slopes: Tensor, y: Tensor, spare: Tensor, worths: Any, pix
 
 @lru_cache(maxsize=8)
 def _label_of_entry(labels: int, pixels: int, size: int) -> Any:
-    """The label of each entry of a row: as many whole samples of ``size`` entries as make it wide, or one."""
+    """The label of each entry of a row of one sample or more, up to `_WIDE` and ``size`` entries."""
     sample = labels * pixels
     return np.arange(sample * max(1, min(size, _WIDE) // sample)) // pixels % labels
 
@@ -329,18 +329,18 @@ def _label_of_entry(labels: int, pixels: int, size: int) -> Any:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-#: How many times what a hit is worth a false alarm may be, for a sum of both to keep the hit to 1e-5.
+#: Largest ratio of a false alarm's worth to a hit's at which their sum keeps the hit to 1e-5.
 _FAR_MORE = 100.0
-#: A share of all: where less is negative, or decided so, a difference of the sums of all is less exact than 1e-5.
+#: Smallest share of negatives, or of negative decisions, at which a difference of sums keeps them to 1e-5.
 _FEW_OF_ALL = 0.01
-#: The rounding of sums.
+#: Relative rounding of sums.
 _EPS = {dtype: 4 * torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 
 def _cells(sums: Any, factors: Factors, eps: float) -> tuple[Any, Any, Any, Any]:
-    """The four cells, numbers or arrays.
+    """The four cells, as numbers or arrays.
 
-    One below the rounding of the sums it is a difference of is empty: 0/0 must not become a ratio of two roundings.
+    A difference below the rounding of its sums is set to 0, because 0/0 must not become a ratio of rounding errors.
     """
     tp, predicted, support, total = sums
     tp, predicted = factors.decision * tp, factors.decision * predicted
@@ -354,9 +354,9 @@ def _cells(sums: Any, factors: Factors, eps: float) -> tuple[Any, Any, Any, Any]
 
 
 def _judge(sums: Any, factors: Factors, batch: Batch, objective: Objective) -> tuple[float, Any, Any]:
-    """The loss, what a false alarm is worth, and what a hit is; the worths are arrays where there are labels.
+    """Return the loss, and ∂loss/∂decision for negatives and for positives.
 
-    The loss is then the weighted mean of the labels' losses.
+    With labels, the loss is the weighted mean of theirs, and each derivative is one number per label.
     """
     eps = _EPS[batch.scores.dtype]
     tp, predicted, support, total = sums
@@ -386,11 +386,11 @@ def _outweighs(alarm: Any, hit: Any) -> bool:
     """Whether false alarms are worth so much more than hits that a sum of both would lose the hits."""
     if isinstance(alarm, float):
         return abs(alarm) > _FAR_MORE * abs(hit)
-    return max(map(abs, alarm)) > _FAR_MORE * min(map(abs, hit))  # of any two labels, which is quicker to see
+    return max(map(abs, alarm)) > _FAR_MORE * min(map(abs, hit))  # across labels, on the safe side
 
 
 def _cells_of(counted: _Counted, batch: Batch, deciding: Deciding) -> Any:
-    """The four cells of what was counted, one number or one of each label."""
+    """The four cells of what was counted, each a number or an array over labels."""
     wide = [np.asarray(x, np.float64) for x in counted.sums]
     _, predicted, support, total = wide
     if (total - np.maximum(support, counted.factors.decision * predicted) < _FEW_OF_ALL * total).any():
@@ -401,21 +401,21 @@ def _cells_of(counted: _Counted, batch: Batch, deciding: Deciding) -> Any:
 
 @torch.no_grad()
 def _cells_apart(batch: Batch, of: Deciding | Objective) -> Any:
-    """The four cells, each added up by itself as on the plain path: numbers, or an array of labels each."""
+    """The four cells, each added up separately as on the plain path: numbers, or arrays over labels."""
     table = plain_cells(batch, of).reshape(-1, 4).T.double()
     return table.numpy() if of.labels else table[:, 0].tolist()
 
 
 @lru_cache(maxsize=32)
 def shares_of(labels: int, weights: tuple[float, ...] | None) -> tuple[float, ...]:
-    """What each label counts in the mean."""
+    """The weight of each label in the mean."""
     given = weights or (1.0,) * labels
     total = sum(given)
     return tuple(weight / total for weight in given)
 
 
 def plain_loss(batch: Batch, objective: Objective) -> Tensor:
-    """The same loss by the plain path: what the fused ones are tested against, and differentiated twice by."""
+    """Compute the same loss by the plain path, for tests and for second derivatives."""
     table = plain_cells(batch, objective)
     if not objective.labels:
         return objective.of(table.view(4))
@@ -425,7 +425,7 @@ def plain_loss(batch: Batch, objective: Objective) -> Tensor:
 
 
 def plain_cells(batch: Batch, of: Deciding | Objective) -> Tensor:
-    """The counts by the plain path."""
+    """Compute the counts by the plain path."""
     decide = of.step.from_logits if batch.logits else of.step
     return cells(batch, decide(batch.scores, of.tau), "batch", labels=of.labels)
 

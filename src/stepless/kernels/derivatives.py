@@ -1,4 +1,4 @@
-"""Derivatives of formulas as traced code, where that agrees with torch on cells it is tried on."""
+"""Derivatives of formulas as traced code, used only if they agree with torch on some cells."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 from stepless.kernels.tracing import differentiated, differentiated_classes, over_labels
 
-#: Cells on which a traced formula is tried; the last have empty rows and columns.
+#: Cells on which a traced formula is checked; the last two have empty rows or columns.
 _PROBES = ((3.0, 1.0, 2.0, 4.0), (50.5, 0.25, 7.0, 1.0), (0.0, 0.0, 2.0, 5.0), (2.0, 3.0, 0.0, 0.0))
-#: Cells of three classes on which a traced formula of all classes is tried; in the last, two are absent.
+#: Cells of three classes on which a joint formula is checked; in the last, one is absent and another never decided.
 _CLASS_PROBES = (
     ((3.0, 1.0, 2.0, 4.0), (1.0, 3.0, 2.0, 4.0), (1.5, 0.5, 0.5, 7.5)),
     ((4.0, 6.0, 0.0, 0.0), (0.0, 0.0, 6.0, 4.0), (0.0, 0.0, 0.0, 10.0)),
@@ -22,9 +22,9 @@ _CLASS_PROBES = (
 @torch.inference_mode(False)
 @torch.enable_grad()
 def differentiators(of: Callable[[Any], Any]) -> tuple[Any, Any, Any] | None:
-    """Value and partial derivatives of a scalar function of cells ``(4,)``, traced: for numbers, arrays and few labels.
+    """Trace value and partial derivatives of a scalar function of cells ``(4,)``, for numbers, arrays and few labels.
 
-    None unless they agree with torch: a user's formula may use what symbols have not; then torch differentiates it.
+    None unless they agree with torch. A user's formula may use what symbols do not support; it takes the plain path.
     """
     try:
         of_numbers, of_arrays = differentiated(of), differentiated(of, arrays=True)
@@ -44,7 +44,7 @@ def differentiators(of: Callable[[Any], Any]) -> tuple[Any, Any, Any] | None:
 @torch.inference_mode(False)
 @torch.enable_grad()
 def traces_classes(of: Callable[[Any], Any]) -> bool:
-    """Whether a function of the cells of all classes can be traced, and agrees with torch."""
+    """Whether a function of the cells of all classes can be traced and then agrees with torch."""
     try:
         traced = differentiated_classes(of, classes=3)
         for probe in _CLASS_PROBES:

@@ -1,8 +1,9 @@
-"""Which way a batch goes from scores to loss: a fused twin where one applies, the plain path elsewhere.
+"""Choose the code path from scores to loss: a fused twin if one applies, the plain path otherwise.
 
-The question and the deed are one function: what `Dispatcher.way` answers is what runs. An answer is ``"fused-cpu"``,
-``"triton-decisions"``, ``"triton-classes"``; or, with the reason why it is none of these, ``"fused-cpu-counts: "`` or
-``"triton-counts: "``, where scores become counts in one node and the rest is plain, or ``"plain: "``.
+`MetricLoss` runs the path that `Dispatcher.way` names, and ``path_for`` reports the same name. It is ``"fused-cpu"``,
+``"triton-decisions"`` or ``"triton-classes"`` if everything is fused. Otherwise it is ``"fused-cpu-counts: "`` or
+``"triton-counts: "``, where scores become counts in one autograd node and the rest is plain, or ``"plain: "``, followed
+by the reason.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from stepless.tasks import IGNORED_CLASS, Batch
 FUSED_CPU, TRITON_DECISIONS, TRITON_CLASSES = "fused-cpu", "triton-decisions", "triton-classes"
 COUNTS_CPU, TRITON_COUNTS = "fused-cpu-counts", "triton-counts"
 
-#: Where a whole fused way would go, counting alone goes by this name.
+#: The way of the counts alone, for each way of the whole loss.
 _COUNTS = {FUSED_CPU: COUNTS_CPU, TRITON_DECISIONS: TRITON_COUNTS}
 _PLAIN_TYPES = frozenset({Tensor, nn.Parameter})
 _ALONE = Blending()
 _ON_CUDA = (torch.float32, torch.float16, torch.bfloat16)
 
-#: The fields of an `Objective` that a metric settles: `Objective.of` and its derivatives.
+#: The fields of an `Objective` that come from the metric: `Objective.of` and its derivatives.
 _Traced = tuple[Callable[[Any], Any], Any, Any, Any]
 
 logger = logging.getLogger("stepless")
@@ -52,14 +53,14 @@ logger = logging.getLogger("stepless")
 
 @lru_cache(maxsize=1)
 def triton_is_there() -> bool:
-    """Whether Triton can be imported; it comes with torch's CUDA builds."""
+    """Whether Triton can be imported. It comes with torch's CUDA builds."""
     return importlib.util.find_spec("triton") is not None
 
 
 @lru_cache(maxsize=1)
 def _kernels() -> tuple[ModuleType, ModuleType]:
-    """The kernels of classes and of decisions."""
-    from stepless.kernels import triton_classes, triton_decisions  # noqa: PLC0415 - they need Triton, which CUDA builds have
+    """The Triton kernels of classes and of decisions."""
+    from stepless.kernels import triton_classes, triton_decisions  # noqa: PLC0415 - they import Triton
 
     return triton_classes, triton_decisions
 
@@ -68,12 +69,12 @@ class Dispatcher:
     """The ways of one loss.
 
     Args:
-        path: Everything that is settled before the first batch.
-        metrics: The metric, and those of constraints.
+        path: Everything that is known before the first batch.
+        metrics: The metric, followed by those of the constraints.
         step: The smooth step.
-        extra: What the loss does besides the metric of one batch, such as ``"memory"``; None where nothing.
-        blending: The part of cross-entropy in the loss; the fused ways of classes take it along.
-        steady: Whether the step stays as it is; a schedule may sharpen it.
+        extra: What else is in the loss besides the metric of one batch, such as ``"a memory"``; None if nothing.
+        blending: The share of cross-entropy in the loss, which the fused multiclass ways include.
+        steady: Whether the step never changes; a schedule may sharpen it.
     """
 
     def __init__(
@@ -88,39 +89,40 @@ class Dispatcher:
         if blending.share and path.task != "multiclass":
             extra = extra or "a blend"
         objective = _ruled_out(path, step, extra) or _objective(path, metrics[0], step)
-        self._why = objective if isinstance(objective, str) else ""
+        self._why = ""
         if isinstance(objective, str):
-            return
-        if path.task != "multiclass":
+            self._why = objective
+        elif path.task != "multiclass":
             self.decisions = objective
         elif path.inputs != "logits" or path.weight is not None:
-            self._why = "plain: classes with weights, or given as probabilities"
+            self._why = "plain: classes are weighted, or given as probabilities"
         else:
             self.classes = objective
 
     def way(
         self, input: Any, target: Any, sample_weight: Any = None, *, validate: bool = False, syncs: bool = False
     ) -> str:
-        """The way that this batch goes; whoever asks has seen that torch.compile is not at work."""
+        """Return the way of this batch. Not to be called while torch.compile is tracing."""
         unfit = self._unfit(input, target)
         if unfit is not None:
             return self._why or unfit
         whole = self._why or ("plain: the ranks' counts are added up" if syncs else "")
         way = whole or self._way_of(input, target, sample_weight, validate, of=self.decisions)
         if not way.startswith("plain") or self.counting is None or (input.is_cpu and input.numel() <= FEW):
-            return way  # of few scores the node would cost more than it saves
+            return way  # for few scores the node would cost more than it saves
         if isinstance(self.counting, Classing):
             offsets = self.path.offsets
             misfit = offsets is not None and (input.dim() < 2 or len(offsets) != input.shape[1])
-            if not input.is_cpu or target.is_floating_point() or misfit:  # what does not fit is told by the plain path
-                return way  # of classes on CUDA, or given as probabilities, nothing counts by itself
+            # no node counts classes on CUDA or given as probabilities; for a misfit the plain path raises the error
+            if not input.is_cpu or target.is_floating_point() or misfit:
+                return way
             counted = self._way_on_cpu(input, target, sample_weight)
         else:
             counted = self._way_of(input, target, sample_weight, validate, of=self.counting)
         return way if counted.startswith("plain") else f"{_COUNTS[counted]}: {way.removeprefix('plain: ')}"
 
     def blocks(self, way: str, input: Tensor, target: Tensor, batch: Batch | None) -> dict[str, Tensor]:
-        """Those blocks of a batch's state that a fused way begins with; the CPU's needs the batch as it was read."""
+        """Compute the blocks of the state that the way computes by a fused node; on the CPU, from the batch as read."""
         kind = way.partition(":")[0]
         if kind == TRITON_COUNTS:
             return {"soft": _kernels()[1].fused_counts(self._raw(input, target), self.counting)}
@@ -135,25 +137,25 @@ class Dispatcher:
         return {"soft": counts} if sums is None else {"soft": counts, "cross_entropy": sums}
 
     def _unfit(self, input: Any, target: Any) -> str | None:
-        """Why the batch is none for any fused way."""
+        """Why no fused way can take the batch; None if one may."""
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
             return "plain: inside a function transform or forward-mode differentiation"
         if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
             return "plain: the operations are being recorded"
         if type(input) not in _PLAIN_TYPES or type(target) not in _PLAIN_TYPES:
-            return "plain: input or target is no plain tensor"
+            return "plain: input or target is not a plain tensor"
         if target.requires_grad or input.numel() == 0:
-            return "plain: the batch is empty, or the target wants a gradient"
+            return "plain: the batch is empty, or the target requires a gradient"
         return None
 
     def _way_of(
         self, input: Any, target: Any, sample_weight: Any, validate: bool, of: Objective | Deciding | None
     ) -> str:
-        """The way that decisions, or classes where these are none, go on the batch's device."""
+        """The way of decisions on the batch's device, or of classes if ``of`` is None."""
         if not input.is_cpu:
             return self._way_on_cuda(input, target, sample_weight, validate, of)
         if of is None and (input.numel() > FEW or target.is_floating_point() or self.counting is None):
-            return "plain: classes on the CPU are fused as a whole in small batches of class indices only"
+            return "plain: on the CPU only small batches of class indices are fused as a whole"
         return self._way_on_cpu(input, target, sample_weight)
 
     def _way_on_cpu(self, input: Tensor, target: Tensor, sample_weight: Any) -> str:
@@ -162,10 +164,10 @@ class Dispatcher:
         if sample_weight is not None and (
             type(sample_weight) not in _PLAIN_TYPES or not sample_weight.is_cpu or sample_weight.requires_grad
         ):
-            return "plain: sample_weight is no plain tensor, is elsewhere, or wants a gradient"
+            return "plain: sample_weight is not a plain CPU tensor, or requires a gradient"
         weight = self.path.weight
         if weight is not None and (input.dim() < 2 or len(weight) != input.shape[1]):
-            return "plain: weight has not one entry a label or class"
+            return "plain: weight does not have one entry per label or class"
         return FUSED_CPU
 
     def _way_on_cuda(  # noqa: PLR0911
@@ -174,11 +176,11 @@ class Dispatcher:
         if not (input.is_cuda and target.is_cuda):
             return f"plain: no kernels for input on {input.device.type} and target on {target.device.type}"
         if input.device.index != torch.cuda.current_device() or target.device != input.device:
-            return "plain: the tensors are not on the current device, where kernels start"
+            return "plain: the tensors are not on the current device, where kernels are launched"
         if not triton_is_there():
             return "plain: Triton is not installed"
         if validate or sample_weight is not None:
-            return "plain: values are checked, or samples weighted"
+            return "plain: values are checked, or samples are weighted"
         if input.dtype not in _ON_CUDA:
             return f"plain: no kernels for {input.dtype} on CUDA"
         classes, decisions = _kernels()
@@ -186,26 +188,26 @@ class Dispatcher:
             if self.path.ignore_index is not None or target.shape != input.shape or (of.labels and input.dim() < 2):
                 return "plain: entries are ignored, or the target or the labels are not shaped for the kernels"
             if decisions.numbers(self.step, of.tau) is None:
-                return "plain: the step is not in the kernels"
+                return "plain: the kernels do not have the step"
             return TRITON_DECISIONS
         if not classes.takes_classes(input, target, self.step):
             return "plain: no kernels for such classes or such a step"
         return TRITON_CLASSES
 
     def note(self, way: str, loss: object) -> None:
-        """Log a way of this loss the first time it is taken."""
+        """Log a way when this loss takes it for the first time."""
         if way not in self._logged:
             self._logged.add(way)
             logger.debug("%r: %s", loss, way)
 
     def fused_on_cpu(self, batch: Batch) -> Tensor:
-        """The loss of a batch whose way is ``"fused-cpu"``."""
+        """Compute the loss of a batch whose way is ``"fused-cpu"``."""
         if self.decisions is not None:
             return fused_loss(batch, self.decisions)
         return fused_class_loss(batch, self._of_classes(batch.scores))
 
     def fused_on_cuda(self, input: Tensor, target: Tensor) -> Tensor:
-        """The loss by Triton's kernels, on the tensors as they are."""
+        """Compute the loss by Triton's kernels, which read the tensors in their own dtypes."""
         classes, decisions = _kernels()
         if self.decisions is not None:
             return decisions.fused_loss(self._raw(input, target), self.decisions)
@@ -213,18 +215,18 @@ class Dispatcher:
         return classes.fused_class_loss(input, target, ignored, self._of_classes(input))
 
     def _of_classes(self, scores: Tensor) -> Objective:
-        """What is computed of such scores: of two classes the default has no cross-entropy."""
+        """The objective with its blend, which by default is none for two classes."""
         assert self.classes is not None
         share = self.blending.share if self.blending.applies("multiclass", scores) else 0.0
         return self.classes._replace(blend=share, balanced=self.blending.balanced)
 
     def _raw(self, input: Tensor, target: Tensor) -> Batch:
-        """The tensors as they are, which Triton's kernels read in their own dtypes."""
+        """The tensors as a batch, without conversion."""
         return Batch(input, target, None, None, self.path.inputs == "logits", torch.float32)
 
 
 def _counting(path: Path, metrics: tuple[Metric, ...], step: Step) -> Deciding | Classing | None:
-    """How counts are made, where a fused way can make them: at one threshold or among classes, of the whole batch."""
+    """How a fused node makes the counts of the whole batch, at one threshold or among classes; None if it cannot."""
     if path.unit != "batch" or path.overlap != "expected":
         return None
     if path.task == "multiclass":
@@ -238,21 +240,16 @@ def _counting(path: Path, metrics: tuple[Metric, ...], step: Step) -> Deciding |
 
 
 def _ruled_out(path: Path, step: Step, extra: str | None) -> str | None:
-    """Why no fused way applies; None where one may: they take one threshold, the metric and nothing else."""
+    """Why the whole loss cannot be fused; None if it may be. One threshold, the metric and nothing else can."""
     plain = replace(
-        Path(),
-        task=path.task,
-        cuts=path.cuts,
-        inputs=path.inputs,
-        ignore_index=path.ignore_index,
-        weight=path.weight,
+        Path(), task=path.task, cuts=path.cuts, inputs=path.inputs, ignore_index=path.ignore_index, weight=path.weight
     )
     if path != plain or not isinstance(path.cuts, float):
         return "plain: the average, the thresholds or the overlap are not the fused ways' own"
     if extra is not None:
         return f"plain: the loss has {extra}"
     if path.weight is not None and not any(path.weight):
-        return "plain: no label weighs anything"
+        return "plain: all label weights are 0"
     if not _linearises(step):
         return "plain: the step has no linearise of its own"
     if not step.has_twin(path.cuts):
@@ -261,7 +258,7 @@ def _ruled_out(path: Path, step: Step, extra: str | None) -> str | None:
 
 
 def _objective(path: Path, metric: Metric, step: Step) -> Objective | str:
-    """What the fused ways need; or why they do not apply."""
+    """What the fused ways compute, or the reason why they cannot."""
     assert isinstance(path.cuts, float)
     if path.task == "multiclass" and metric.kind != "class":
         joint = None if metric.kind == "matrix" else _traced(metric, joint=True)
@@ -278,10 +275,10 @@ def _objective(path: Path, metric: Metric, step: Step) -> Objective | str:
 
 
 def _traced(metric: Metric, *, joint: bool) -> _Traced | None:
-    """The loss as a function of cells, and its derivatives; None where they cannot be traced.
+    """The loss as a function of cells, and its derivatives; None if it cannot be traced.
 
-    A formula of the registry or of text is traced once for all losses. A function that reads variables is not traced:
-    it may compute something else in the next batch.
+    A registered formula or one given as text is traced once for all losses. A function that reads variables is not
+    traced, because it may compute something else in the next batch.
     """
     function = metric.function
     if isinstance(function, TextFormula):
@@ -296,7 +293,7 @@ def _trace(metric: Metric, joint: bool) -> _Traced | None:
     if joint:
 
         def of_all(cells: Any) -> Any:
-            """The loss of the cells of all classes, ``(…, K)`` each of four."""
+            """The loss of the four cells of all classes, each ``(…, K)``."""
             return metric.distance(metric(*cells))
 
         return (of_all, _unused, _unused, _unused) if traces_classes(of_all) else None
@@ -314,13 +311,13 @@ _trace_once = lru_cache(maxsize=256)(_trace)
 
 
 def _unused(*_: Any) -> Any:
-    raise AssertionError("a formula of all classes is traced for their number, or becomes a kernel")
+    raise AssertionError("a joint formula is traced again for each number of classes, or becomes a kernel")
 
 
 def _linearises(step: Step) -> bool:
-    """Whether one class says all of what the step is: a user's step need not have a `Step.linearise`, or inherits one.
+    """Whether one class defines both the step and its `Step.linearise`.
 
-    An inherited one is of the step it was inherited from, and no longer this one's.
+    A user's step may have no ``linearise``, or inherit one that belongs to the step it was derived from.
     """
     twins = ("linearise", "linearise_logits", "linearise_few", "linearise_rows", "linearise_few_rows")
     names = ("__call__", "from_logits", *twins)

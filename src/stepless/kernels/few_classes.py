@@ -1,7 +1,7 @@
-"""The loss of a small multiclass batch on the CPU, in one autograd node and in numpy.
+"""The loss of a small multiclass batch on the CPU, fused into one autograd node, in numpy.
 
-A call of torch costs more than the arithmetic of a few scores. Each class has a row here, as in
-`stepless.kernels.classes`, which counts the large batches. The plain path is what this is tested against.
+For a few scores, calls of torch would cost more than the arithmetic. Arrays have one row per class, as in
+`stepless.kernels.classes`, which counts the large batches. The plain path remains the reference in the tests.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from stepless.tasks import Batch, check_classes
 
 
 def fused_class_loss(batch: Batch, objective: Objective) -> Tensor:
-    """The loss of a batch of logits and class indices, in one autograd node."""
+    """Compute the loss of a batch of logits and class indices in one autograd node."""
     return loss_in_one_node(batch, objective, _NODE)
 
 
 def _plain_loss(batch: Batch, objective: Objective) -> Tensor:
-    """The loss by the plain path."""
+    """Compute the loss by the plain path."""
     cells = class_cells(batch, decide_class(batch, objective.step, None), "batch")[0, 0]
     loss = objective.of(cells.T) if objective.joint else objective.of(cells).mean()
     if not objective.blend:
@@ -37,9 +37,9 @@ def _plain_loss(batch: Batch, objective: Objective) -> Tensor:
     return (1 - objective.blend) * loss + objective.blend * entropy
 
 
-@np.errstate(all="ignore")  # NaN and infinity go where they go in torch, without a word
+@np.errstate(all="ignore")  # NaN and infinity propagate without warnings, as in torch
 def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wanted: bool) -> tuple[float, Tensor | None]:
-    """The loss, and where it is wanted its gradient."""
+    """Compute the loss and, if ``wanted``, its gradient."""
     classes, blend = scores.shape[1], objective.blend
     z = np.moveaxis(scores.detach().numpy(), 1, 0)
     shape, z = z.shape, z.reshape(classes, -1)
@@ -58,7 +58,7 @@ def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wante
         tau = np.partition(p, classes - 2, axis=0)[-2:].sum(0) / 2
         h, steep, factors = objective.step.linearise_few_rows(p, tau)
         whole = h.sum(0)
-        h /= whole  # not times the reciprocal, by which one of all would not be 1
+        h /= whole  # h · (1/h) may differ from 1
         steep *= p
         scale = z.dtype.type(factors.slope / factors.decision) / whole
         if w is not None:
@@ -69,7 +69,7 @@ def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wante
         pull = _rates(support, objective)[index]
         pull = pull if w is None else pull * w
         true = z[own]
-        entropy = np.log(total) - (true - top)  # not top + …: of large scores nothing else would be left
+        entropy = np.log(total) - (true - top)  # in this order: log(total) + top would lose log(total) for large scores
         ruled_out = true == -np.inf
         entropy[ruled_out] = -LOWEST_LOG
         loss = (1 - blend) * loss + float((entropy * pull).sum())
@@ -78,11 +78,11 @@ def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wante
 
     alarm, right = ((1 - blend) * worth.astype(z.dtype) for worth in (alarm, right))
     right, mean = right[index], 0.0
-    if h is not p:  # constants of the decisions cancel, because a sample's sum to 1
+    if h is not p:  # the decisions of a sample are normalised, so constant factors cancel
         h[own] = 0.0
         mean = alarm @ h + right * hit
     gradient = (alarm[:, None] - mean) * steep
-    gradient[own] = (right - mean) * steep[own]  # not added to: of a frequent class it would be lost in what is there
+    gradient[own] = (right - mean) * steep[own]  # not by a difference, which would lose digits for a frequent class
     gradient -= p * gradient.sum(0)  # through the softmax
     if scale is not None:
         gradient *= scale
@@ -94,7 +94,7 @@ def _differentiated(scores: Tensor, batch: Batch, objective: Objective, *, wante
 
 
 def _judge(h: Any, hit: Any, own: Any, w: Any, objective: Objective) -> tuple[float, Any, Any, Any]:
-    """The metric's loss; what a false alarm of each class is worth, and what a hit; how many rows each class has."""
+    """Return the metric's loss, ∂loss/∂decision of each class for false alarms and hits, and the classes' supports."""
     classes, (index, _) = len(h), own
     tp, fn = (np.bincount(index, part if w is None else part * w, classes) for part in (hit, 1 - hit))
     fp, tn = (_of_others(part, own, w) for part in (h, 1 - h))
@@ -105,25 +105,25 @@ def _judge(h: Any, hit: Any, own: Any, w: Any, objective: Objective) -> tuple[fl
         value, *slopes = objective.differentiate_each(tp, fp, fn, tn)
         loss, slopes = float(np.mean(value)), [slope / classes for slope in slopes]
     by_tp, by_fp, by_fn, by_tn = slopes
-    each = np.zeros(classes)  # one that is the same for all classes may be a number
+    each = np.zeros(classes)  # a derivative that is the same for all classes may be a number
     return loss, by_fp - by_tn + each, by_tp - by_fn + each, tp + fn
 
 
 def _rates(support: Any, objective: Objective) -> Any:
-    """What the cross-entropy of a row of each class weighs in the loss."""
+    """The weight in the loss of the cross-entropy of one row, for each class."""
     rows = support * np.count_nonzero(support) if objective.balanced else np.full_like(support, support.sum())
     return np.where(rows == 0, 0.0, objective.blend / rows)
 
 
 def _of_others(part: Any, own: Any, w: Any) -> Any:
-    """The sums over the samples of other classes."""
+    """For each class, the sum over the samples of all other classes."""
     others = part.copy() if w is None else part * w
     others[own] = 0.0
     return others.sum(1, dtype=np.float64)
 
 
 def _weights(batch: Batch) -> Any:
-    """The weight of each sample; None where all are 1, as of a batch that ignores nothing."""
+    """The weight of each sample; None if all are 1, as in a batch that ignores nothing."""
     weight = batch.entry_weight()
     if weight is None:
         return None

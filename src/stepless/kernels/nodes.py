@@ -1,6 +1,6 @@
 """One autograd node from scores to loss, or to counts: what all fused ways on the CPU have in common.
 
-A node knows the batch it was made of, so that it can be gone back twice, and differentiated twice by the plain path.
+A node keeps its batch, so that backward can run twice, and the plain path can compute second derivatives.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Differentiate = Callable[[Any, Any, Any, Any], Differentiated]
 
 
 class Objective(NamedTuple):
-    """What is computed from the counts: everything but the batch.
+    """What is computed from the counts; everything about the loss but the batch.
 
     Attributes:
         step: The smooth step.
@@ -29,10 +29,10 @@ class Objective(NamedTuple):
         differentiate_each: The same on numpy arrays, for many labels at once.
         over_labels: The same in a loop over few labels (`stepless.kernels.tracing.over_labels`).
         labels: Whether dimension 1 of the batch holds labels, whose losses are averaged.
-        label_weight: Their weights in that average, where they are not equal.
+        label_weight: Their weights in that average; None if they are equal.
         joint: Multiclass: whether ``of`` reads the cells of all classes at once; otherwise classes are averaged.
         blend: Multiclass: the share of cross-entropy in the loss.
-        balanced: Multiclass: whether every class weighs the same in it.
+        balanced: Multiclass: whether every class weighs the same in the cross-entropy.
     """
 
     step: Step
@@ -49,11 +49,11 @@ class Objective(NamedTuple):
 
 
 class Node(NamedTuple):
-    """What a node from scores to loss does.
+    """The two implementations of a loss behind one node.
 
     Attributes:
-        differentiated: The loss as a number and, where it is ``wanted``, its gradient.
-        plain: The loss as torch can differentiate it.
+        differentiated: Returns the loss as a number and, if ``wanted``, its gradient.
+        plain: Returns the loss as a tensor that torch can differentiate.
     """
 
     differentiated: Callable[..., tuple[float, Tensor | None]]
@@ -61,12 +61,12 @@ class Node(NamedTuple):
 
 
 def loss_in_one_node(batch: Batch, objective: Objective, node: Node) -> Tensor:
-    """The loss of a batch, in one autograd node."""
+    """Compute the loss of a batch in one autograd node."""
     return _apply(batch.scores, batch, objective, node)
 
 
 class _FusedLoss(torch.autograd.Function):
-    """One node from scores to loss. The gradient is made in the forward pass, while what it needs is at hand."""
+    """One node from scores to loss. Forward computes the gradient too, while its intermediate results are in cache."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, batch: Batch, objective: Objective, node: Node) -> Tensor:
@@ -77,50 +77,50 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        # given away, so that it becomes the input's gradient without a copy; a retained graph makes it anew
+        # not kept, so that it becomes the input's gradient without a copy; with a retained graph it is computed again
         gradient, objective, node = ctx.kept
         ctx.kept = None, objective, node
         if gradient is None or torch.is_grad_enabled():
             batch = saved_batch(ctx)
             scores = batch.scores
-            if torch.is_grad_enabled():  # a second derivative is wanted: let torch differentiate the plain formula
+            if torch.is_grad_enabled():  # a second derivative is wanted: torch differentiates the plain path
                 loss = node.plain(batch, objective)
                 return torch.autograd.grad(loss, scores, grad, create_graph=True)[0], None, None, None
             _, gradient = node.differentiated(scores, batch, objective, wanted=True)
             assert gradient is not None
         try:
             factor = grad.item()
-        except RuntimeError:  # a batch of gradients at once, as jacobian(vectorize=True) sends
+        except RuntimeError:  # a batch of gradients, as from jacobian(vectorize=True)
             return gradient * grad, None, None, None
         return gradient if factor == 1.0 else gradient.mul_(factor), None, None, None
 
 
-#: Of torch, without its questions about function transforms: `stepless.kernels.dispatch` has asked them.
+#: ``apply`` without torch's checks for function transforms, which `stepless.kernels.dispatch` has made already.
 _apply: Any = super(torch.autograd.Function, _FusedLoss).apply
 
 
 def save_batch(ctx: Any, scores: Tensor, batch: Batch) -> None:
-    """Keep a batch for the way back as torch keeps tensors, so that one that is changed until then is an error."""
+    """Save a batch for backward by ``save_for_backward``, so that a tensor changed in between is an error."""
     ctx.save_for_backward(scores, batch.target, batch.entry_weight())
-    ctx.read_as = None, batch.logits, batch.dtype  # the weight has the mask in it
+    ctx.read_as = None, batch.logits, batch.dtype  # None for the mask, which is part of the weight
 
 
 def saved_batch(ctx: Any) -> Batch:
-    """The batch that `save_batch` kept."""
+    """Return the batch that `save_batch` saved."""
     return Batch(*ctx.saved_tensors, *ctx.read_as)
 
 
 def is_one_gradient(grad: Tensor) -> bool:
-    """Whether one gradient is wanted, and for itself: jacobian(vectorize=True) sends a batch of them."""
+    """Whether backward needs one gradient, neither a batch of them nor a second derivative."""
     try:
-        grad.data_ptr()  # a batch has none
+        grad.data_ptr()  # a batch of gradients, as from jacobian(vectorize=True), has none
     except RuntimeError:
         return False
     return not torch.is_grad_enabled()
 
 
 def differentiate_plainly(batch: Batch, count: Callable[[Batch], Tensor], grad: Tensor) -> Tensor:
-    """The gradient of counts by the plain path, which can be differentiated again and takes a batch of gradients."""
+    """Compute the gradient of counts by the plain path, which supports second derivatives and batches of gradients."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         scores = batch.scores if again else batch.scores.detach().requires_grad_()

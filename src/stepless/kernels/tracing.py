@@ -1,9 +1,9 @@
-"""Formulas as straight-line code: trace a formula once, then run its value and gradient on plain numbers.
+"""Formulas as straight-line code: trace a formula once, then compute its value and gradient on plain numbers.
 
-Torch spends microseconds on every scalar operation, and a metric is a few dozen of them. So a formula is called once
-with symbols that write down what happens to them; the tape, forwards for the value and backwards for the derivatives,
-becomes a Python function of four floats. A conditional (``where``) follows the numbers of each call, so zeros are
-treated as in the formula itself.
+Torch takes microseconds for every scalar operation, and a metric has a few dozen of them. So a formula is called once
+with symbols that record the operations on a tape. The tape, forwards for the value and backwards for the derivatives,
+becomes a Python function of four floats. Conditionals (``where``) are evaluated in each call, so zeros are treated as
+in the formula itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Differentiated = tuple[float, float, float, float, float]
 class Tape:
     """The operations of one formula: for each value its expression, and its derivative by each value it reads.
 
-    A value is *wide* if it stands for one number a class; whatever is computed of it is wide too, except its sum.
+    A value is *wide* if it is one number per class. What is computed from a wide value is wide too, except its sum.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Tape:
         self._written: dict[str, Symbol] = {}
 
     def write(self, expression: str, partials: list[tuple[Any, str]], *, wide: bool | None = None) -> Symbol:
-        """Note an operation down, once; ``partials`` pairs what it reads with the derivative's expression."""
+        """Record an operation, once; ``partials`` pairs each operand with the expression of its derivative."""
         if expression in self._written:
             return self._written[expression]
         self.wide.append(any(self.wide[i] for i in _read(expression)) if wide is None else wide)
@@ -40,7 +40,7 @@ class Tape:
         return self._written.setdefault(expression, Symbol(self, len(self.expressions) - 1))
 
     def lines(self, result: int) -> list[str]:
-        """The assignments that a value needs, in order."""
+        """Return the assignments that a value needs, in order."""
         needed = {result}
         for i in range(result, -1, -1):
             if i in needed:
@@ -51,7 +51,7 @@ class Tape:
 class Symbol:
     """A number that is not known yet."""
 
-    __array_ufunc__ = None  # numpy leaves the arithmetic to us
+    __array_ufunc__ = None  # makes numpy use the operators defined here
     __slots__ = ("index", "tape")
 
     def __init__(self, tape: Tape, index: int) -> None:
@@ -86,7 +86,7 @@ class Symbol:
 
     def __pow__(self, exponent: float) -> Symbol:
         value, power = f"v{len(self.tape.expressions)}", float(exponent)
-        # a root's derivative needs no second power, which is the dearest operation there is
+        # powers are the slowest operation, and the derivative of a root needs no second one
         derivative = f"0.5 / {value}" if power == 0.5 else f"{power!r} * power({self}, {power - 1.0!r})"
         return self.tape.write(f"power({self}, {power!r})", [(self, derivative)])
 
@@ -106,9 +106,9 @@ class Symbol:
         return self.tape.write(f"where({self} < 0.0, -{self}, {self})", [(self, f"where({self} < 0.0, -1.0, 1.0)")])
 
     def sum(self, axis: int) -> Symbol:
-        """The sum over classes, of a value that is one number a class."""
+        """Return the sum of a wide value over the classes."""
         if axis != -1 or not self.tape.wide[self.index]:
-            raise TypeError("only a number a class can be summed, over the classes")
+            raise TypeError("only a number per class can be summed, over the classes")
         return self.tape.write(f"total({self})", [(self, "1.0")], wide=False)
 
     def __bool__(self) -> bool:
@@ -119,63 +119,63 @@ class Symbol:
 
 
 class Symbols:
-    """The functions of an array library that formulas use, for symbols and numpy arrays of them."""
+    """The array namespace of symbols and numpy arrays of them, with the functions that formulas use."""
 
     stack, flip, concatenate = staticmethod(np.stack), staticmethod(np.flip), staticmethod(np.concatenate)
 
     @staticmethod
     def where(condition: Any, yes: Any, no: Any) -> Any:
-        """``yes`` where the condition holds, else ``no``."""
+        """Return ``yes`` where the condition holds, else ``no``."""
         return _each(_where, condition, yes, no)
 
     @staticmethod
     def less(x: Any, value: float) -> Any:
-        """Whether ``x`` is below a number."""
+        """Return whether ``x`` is below a number."""
         return _each(lambda s: s < value, x)
 
     @staticmethod
     def logical_not(x: Any) -> Any:
-        """Whether it does not hold."""
+        """Return whether a condition does not hold."""
         return _each(lambda s: 1.0 - s, x)
 
     @staticmethod
     def abs(x: Any) -> Any:
-        """The distance from 0."""
+        """Return the absolute value."""
         return _each(abs, x)
 
     @staticmethod
     def greater(x: Any, value: float) -> Any:
-        """Whether ``x`` is above a number."""
+        """Return whether ``x`` is above a number."""
         return _each(lambda s: s > value, x)
 
     @staticmethod
     def asarray(values: Any, dtype: Any) -> Any:
-        """Numbers, to be used with symbols."""
+        """Return numbers as an array."""
         return np.array(values, dtype=dtype)
 
     @staticmethod
     def sqrt(x: Any) -> Any:
-        """The square root."""
+        """Return the square root."""
         return _each(lambda s: s**0.5, x)
 
     @staticmethod
     def minimum(a: Any, b: Any) -> Any:
-        """The smaller one; NaN where either is, which compares with nothing."""
+        """Return the smaller number; NaN if either is NaN."""
         return _each(lambda s, t: _where(_compare(s, "!=", s), s, _where(_compare(s, "<", t), s, t)), a, b)
 
     @staticmethod
     def maximum(a: Any, b: Any) -> Any:
-        """The larger one; NaN where either is."""
+        """Return the larger number; NaN if either is NaN."""
         return _each(lambda s, t: _where(_compare(s, "!=", s), s, _where(_compare(s, ">", t), s, t)), a, b)
 
     @staticmethod
     def constant(like: Symbol, value: float) -> Symbol:
-        """A number on the tape."""
+        """Record a number."""
         return like.tape.write(_text(value), [])
 
 
 def _compare(a: Any, sign: str, b: Any) -> Symbol:
-    """1 where it holds and 0 where not: a number, so that it can be counted."""
+    """Record a comparison as a number, 1 or 0, so that formulas can count it."""
     tape = a.tape if isinstance(a, Symbol) else b.tape
     return tape.write(f"where({_text(a)} {sign} {_text(b)}, 1.0, 0.0)", [])
 
@@ -202,7 +202,7 @@ def _text(value: Any) -> str:
 
 
 def differentiated(formula: Callable[[Any], Any], *, arrays: bool = False) -> Callable[..., Differentiated]:
-    """Value and partial derivatives of a scalar formula of cells ``(4,)``, as a function of four floats, or arrays.
+    """Return a function of four floats or arrays: value and partial derivatives of a scalar formula of cells ``(4,)``.
 
     >>> of = differentiated(lambda cells: cells[0] / (cells[0] + cells[1]))
     >>> of(3.0, 1.0, 0.0, 0.0)
@@ -216,7 +216,7 @@ def differentiated(formula: Callable[[Any], Any], *, arrays: bool = False) -> Ca
 
 
 def differentiated_classes(formula: Callable[[Any], Any], classes: int) -> Callable[..., tuple[Any, ...]]:
-    """The same for a formula that reads the cells of all classes at once, as a function of four arrays.
+    """Do the same for a formula that reads the cells of all classes at once; the result takes four arrays.
 
     >>> of = differentiated_classes(lambda cells: cells[0].sum(-1) / (cells[0] + cells[2]).sum(-1), classes=2)
     >>> value, tp, *_ = of(np.array([3.0, 1.0]), np.zeros(2), np.array([1.0, 3.0]), np.zeros(2))
@@ -230,15 +230,15 @@ def differentiated_classes(formula: Callable[[Any], Any], classes: int) -> Calla
 
 
 def over_labels(formula: Callable[[Any], Any]) -> Callable[..., tuple[float, list[float], list[float]] | None]:
-    """A loop over few labels, from their sums to the weighted sum of the formula's values.
+    """Return a loop over few labels, from their sums to the weighted sum of the formula's values.
 
-    The result is a function of rows ``(tp, predicted, support, total)``, weights, what the decisions in these sums lack
-    (`stepless.steps.Factors`), and the relative rounding of the sums. It also returns what a false alarm of each label
-    is worth, and what a hit is.
+    The loop takes rows ``(tp, predicted, support, total)``, weights, the factors left out of the sums
+    (`stepless.steps.Factors`) and the relative rounding of the sums. It also returns ∂loss/∂decision of each label for
+    false alarms and for hits.
 
-    A cell below the rounding of the sums it is a difference of is empty: 0/0 must not become a ratio of two roundings.
-    Where less than a share ``few`` of a label is negative, or decided so, such differences have too few digits left:
-    it gives None.
+    A difference below the rounding of its sums is set to 0, because 0/0 must not become a ratio of rounding errors. If
+    less than a share ``few`` of a label is negative, or decided so, the differences have too few digits left, and the
+    loop returns None.
 
     >>> of = over_labels(lambda cells: cells[0] + 2 * cells[1])
     >>> of([(3.0, 4.0, 5.0, 9.0)], [1.0], (1.0, 1.0), 1e-7)
@@ -271,21 +271,21 @@ def over_labels(formula: Callable[[Any], Any]) -> Callable[..., tuple[float, lis
 
 
 def _branching(source: str) -> str:
-    """Conditionals and powers as Python's own: a call for each would cost more than the arithmetic."""
+    """Replace conditionals and powers by Python's own, because calls would cost more than the arithmetic."""
     source = re.sub(r"\bpower\((v\d+), ([^()]+)\)", r"(\1 ** \2 if \1 > 0.0 else power(\1, \2))", source)
-    source = re.sub(r"\b0\.5 / (v\d+)", r"0.5 / \1 if \1 else inf", source)  # numbers would raise
-    source = re.sub(r"\bwhere\((v\d+) != 0\.0,", r"where(\1,", source)  # what is true of a number in Python
+    source = re.sub(r"\b0\.5 / (v\d+)", r"0.5 / \1 if \1 else inf", source)  # Python's division by 0 raises
+    source = re.sub(r"\bwhere\((v\d+) != 0\.0,", r"where(\1,", source)  # a number is true if it is not 0
     return re.sub(r"\bwhere\(([^,]+), ([^,]+), (\([^()]*\)|[^,()]+)\)", r"(\2 if \1 else \3)", source)
 
 
 def _compiled(source: str, **functions: Any) -> Callable[..., Any]:
     names: dict[str, Any] = {"nan": math.nan, "inf": math.inf, **functions}
-    exec(source, names)  # our own text, from a tape
+    exec(source, names)  # generated from a tape, never a user's text
     return names["of"]
 
 
 def _power(base: float, exponent: float) -> float:
-    """As arrays have it: numbers would turn complex, or raise."""
+    """Compute a power as numpy does; Python's would turn complex, or raise."""
     if base > 0:
         return base**exponent
     with np.errstate(all="ignore"):
@@ -293,10 +293,10 @@ def _power(base: float, exponent: float) -> float:
 
 
 def straight_line(formula: Callable[[Any], Any], *, joint: bool = False) -> tuple[list[str], list[str]]:
-    """The formula as assignments, and the names or expressions of its value and four partial derivatives.
+    """Return the formula as assignments, and the names or expressions of its value and four partial derivatives.
 
     They read tp, fp, fn and tn, and call ``where(condition, yes, no)`` and ``power(base, exponent)``. With ``joint``
-    the cells are wide: they also call ``total(x)``, the sum over classes, and read ``zero``, a 0 for each class.
+    the cells are wide: the code also calls ``total(x)``, the sum over classes, and reads ``zero``, a 0 for each class.
     """
     tape = Tape()
     cells = np.empty(4, dtype=object)
@@ -304,14 +304,14 @@ def straight_line(formula: Callable[[Any], Any], *, joint: bool = False) -> tupl
     traced = formula(cells)
     result = (traced.item() if isinstance(traced, np.ndarray) else traced).index
     if tape.wide[result]:
-        raise TypeError("a formula of all classes gives one number, not one a class")
+        raise TypeError("a formula of all classes returns one number, not one per class")
     lines = tape.lines(result)
     adjoints: dict[int, list[str]] = {result: ["1.0"]}
     for i in range(result, 3, -1):
         onward = [(j, partial) for j, partial in tape.partials[i] if partial != _text(0.0)]
         if i not in adjoints or not onward:
             continue
-        spread = " + zero" * tape.wide[i]  # one derivative a class, so that a sum over classes counts them all
+        spread = " + zero" * tape.wide[i]  # one derivative per class, so that a sum over classes counts them all
         change = " + ".join(adjoints[i]) + spread
         if not _PLAIN.fullmatch(change):
             lines.append(f"d{i} = {change}")
@@ -323,11 +323,11 @@ def straight_line(formula: Callable[[Any], Any], *, joint: bool = False) -> tupl
     return lines, [f"v{result}", *(" + ".join([*adjoints.get(i, ["0.0"]), *["zero"] * joint]) for i in range(4))]
 
 
-_PLAIN = re.compile(r"d\d+|\(?-?1\.0\)?")  # a name or a number, which need no name of their own
+_PLAIN = re.compile(r"d\d+|\(?-?1\.0\)?")  # a name or a number, for which no variable is needed
 
 
 def _carried(change: str, partial: str) -> str:
-    """A derivative, one operation further back."""
+    """The chain rule: multiply the expressions of two derivatives, simplified where possible."""
     if partial in ("1.0", "-1.0"):
         return change if partial == "1.0" else f"(-{change})"
     if chosen := re.fullmatch(r"where\(([^,]+), (1\.0, 0\.0|0\.0, 1\.0)\)", partial):

@@ -1,13 +1,13 @@
-"""Fused twins of the multiclass path on CUDA, in Triton: a row at a time, no one-hot and no N×K array of decisions.
+"""Multiclass losses on CUDA, fused, in Triton: row by row, without a one-hot target or an N×K array of decisions.
 
-1. Count: softmax, dynamic threshold and decision of a row; each program adds up its rows' true positives, supports and
-   predictions of every class, and cross-entropy where it is blended in. What the row needs again is noted down, four
-   numbers.
-2. Finish: the metric's own formula, traced, on all classes at once: their mean, or one formula that reads them all.
-3. Pull back: the row again from its notes, and its gradient.
+1. Count: softmax, dynamic threshold and decision of each row. Each program adds up the true positives, supports and
+   false alarms of every class over its rows, and cross-entropy if it is blended in. Four numbers per row (its notes)
+   are kept for step 3.
+2. Finish: the metric's formula, traced, on all classes at once: the mean of their losses, or one joint loss.
+3. Pull back: the row again, from its notes, and its gradient.
 
-A class index that is none of the classes, nor the ignored one, makes the loss NaN: nothing is written out of bounds,
-and nothing waits for the host to raise an error.
+A class index out of range makes the loss NaN unless it is the ignored one. Nothing is written out of bounds, and the
+host does not wait to raise an error.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from stepless.kernels.triton_decisions import compiled, reciprocal
 from stepless.kernels.triton_launch import Launch
 from stepless.steps import Identity, Linear, RaisedCosine, Sigmoid, Step
 
-#: The widest row that a program keeps to itself.
+#: The widest row that one program can hold.
 _MOST_CLASSES = 8192
-#: Scores that a program holds at once: narrow rows go together.
+#: Scores that a program holds at once: several rows if they are narrow.
 _TILE = 512
-#: What cross-entropy costs where the true class is ruled out.
+#: The cross-entropy of a row whose own class has a score of −inf.
 _RULED_OUT = tl.constexpr(-LOWEST_LOG)
-#: Programs and sums whose shares are added at once.
+#: The tile of `_add_shares`: programs times sums.
 _DOWN, _ACROSS = 128, 32
 
 
@@ -50,7 +50,7 @@ def _add_three(a, b, c, d, e, f):
 
 @triton.jit
 def _decide_classes(p, tau, STEP: tl.constexpr, a, b):
-    """The decisions of rows of probabilities at their thresholds, and their derivatives."""
+    """Decisions of rows of probabilities at their thresholds, and their derivatives."""
     if STEP == 0:
         h = p
         slope = p * 0 + 1
@@ -81,7 +81,7 @@ def _count_classes(
     x, y, shares, notes, rows, ignored, a, b,
     CLASSES: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, BLEND: tl.constexpr,
 ):  # fmt: skip
-    """Each program's share of each class: true positives, supports, false alarms, cross-entropy; and notes on rows."""
+    """Each program's shares of each class's true positives, supports, false alarms, cross-entropy; and the notes."""
     column = tl.arange(0, WIDE)[None, :]
     real = column < CLASSES
     stride = tl.full((), CLASSES, tl.int64)
@@ -115,14 +115,14 @@ def _count_classes(
         counted = there & (true != ignored)
         own = tl.where(known, true, 0)
         one = tl.where(known, 1.0, float("nan"))
-        # chosen, not multiplied by 0: a row past the last is NaN here, and an ignored one may be
+        # where, not a product with 0: rows past the end are NaN here, and ignored ones may be
         fp += tl.where(counted[:, None] & (column != own[:, None]), h * share[:, None], 0.0)
         z = tl.load(x + row * stride + own, mask=there, other=0.0).to(tl.float32)
         if BLEND:
-            # a class that is ruled out costs what `stepless.cross_entropy` says, and pulls nothing
+            # as in `stepless.cross_entropy`
             cost = tl.where(z == float("-inf"), _RULED_OUT, first - z - tl.log(scale))
         if ROWS == 1:
-            # No other program writes to these slots, so the order of the sums, and the sums, are always the same.
+            # no other program writes to these slots, so the order of the additions, and the result, is deterministic
             h, _ = _decide_classes((tl.exp(z - first) * scale)[:, None], tau, STEP, a, b)
             tl.atomic_add(slots + own, tl.sum(h, 1) * share, mask=counted, sem="relaxed")
             tl.atomic_add(slots + CLASSES + own, one, mask=counted, sem="relaxed")
@@ -151,7 +151,7 @@ def _count_classes(
 
 @triton.jit
 def _add_shares(shares, sums, programs, width, DOWN: tl.constexpr, ACROSS: tl.constexpr):
-    """The programs' shares added up in float64."""
+    """Add up the programs' shares in float64."""
     column = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)
     there = column < width
     added = tl.zeros((DOWN, ACROSS), tl.float64)
@@ -192,7 +192,7 @@ def _pull_back_classes(
             h, slope = _decide_classes(p, tau, STEP, a, b)
             steep = tl.where(real, p * slope, 0.0)
             decided = tl.where(real, h * share[:, None], 0.0)
-            # of one decision Σ worth·s, and of the softmax behind it Σ p·slope·(worth − that): one pass adds all three
+            # Σ worth·decision for the normalisation, and Σ p·slope·(worth − that) for the softmax: three sums, one pass
             mean, pull, slack = tl.reduce((worth * decided, worth * steep, steep), 1, _add_three)
             rest = (pull - mean * slack)[:, None]
             grad = share[:, None] * (steep * (worth - mean[:, None]) - p * rest)
@@ -210,7 +210,7 @@ def _over_classes(real, x):
     return tl.sum(tl.where(real, x, 0.0), 0)
 
 
-#: From sums to cells; one below the rounding of its sums is empty, as in `stepless.kernels.decisions`.
+#: From sums to cells. A difference below the rounding of its sums is 0, as in `stepless.kernels.decisions`.
 _CELLS_FROM_SUMS = (
     "negatives = total - support",
     "fn, tn = support - tp, negatives - fp",
@@ -264,14 +264,14 @@ def _finish_classes_kernel(objective: Objective) -> Any:
 
 
 def fused_class_loss(input: Tensor, target: Tensor, ignored: int, objective: Objective) -> Tensor:
-    """The loss of a multiclass batch of logits ``(N, K)`` and class indices, in one autograd node."""
+    """Compute the loss of logits ``(N, K)`` and class indices in one autograd node."""
     return _FusedClassLoss.apply(input, target, ignored, objective)  # type: ignore[no-untyped-call]
 
 
 class _Plan:
-    """The launches of batches of one shape: what they have in common is worked out once.
+    """The launches for batches of one shape, prepared once.
 
-    At 65,536 rows of 1,000 classes the kernels take less time than the host takes to launch them the usual way.
+    Even for 65,536 rows of 1,000 classes, the kernels take less time than the host takes to launch them the usual way.
     """
 
     def __init__(self, rows: int, classes: int, device: torch.device, objective: Objective) -> None:
@@ -279,7 +279,7 @@ class _Plan:
         together = max(1, _TILE // wide)
         step, self.two = class_numbers(objective.step)  # type: ignore[misc]
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-        # The numbers were the fastest of a sweep over 10 to 8,000 classes on an H200.
+        # the fastest in a sweep over 10 to 8,000 classes on an H200
         busy = 16 if together > 1 else 8 if wide <= 2048 else 4
         self.programs = min(triton.cdiv(rows, together), processors * busy)
         blend = int(objective.blend > 0)
@@ -296,7 +296,7 @@ class _Plan:
 
 @lru_cache(maxsize=256)
 def _plan(rows: int, classes: int, dtype: torch.dtype, device: torch.device, objective: Objective) -> _Plan:
-    return _Plan(rows, classes, device, objective)  # kernels are of one dtype, so plans are
+    return _Plan(rows, classes, device, objective)  # one plan per dtype, because kernels are compiled for one
 
 
 class _FusedClassLoss(torch.autograd.Function):
@@ -307,7 +307,7 @@ class _FusedClassLoss(torch.autograd.Function):
         device = x.device
         plan = _plan(rows, classes, x.dtype, device, objective)
         shares = torch.empty(plan.programs, plan.width, device=device)  # of tp, support, fp, cross-entropy
-        notes = torch.empty(rows * 4 + 3 * classes, device=device)  # of rows; then what decisions and rows are worth
+        notes = torch.empty(rows * 4 + 3 * classes, device=device)  # of rows; worths: hit, alarm, entropy
         sums = torch.empty(plan.width, dtype=torch.float64, device=device)
         loss = torch.empty((), device=device)
         plan.count(x, y, shares, notes, rows, ignored, *plan.two)
@@ -327,7 +327,7 @@ class _FusedClassLoss(torch.autograd.Function):
 
 
 def class_numbers(step: Step) -> tuple[int, tuple[float, float]] | None:
-    """Which of the class kernels' steps this is, and its numbers; None where they have it not."""
+    """Return the kernels' number of a step and its parameters; None if they do not have the step."""
     if type(step) is Identity:
         return 0, (0.0, 0.0)
     if type(step) is Sigmoid:

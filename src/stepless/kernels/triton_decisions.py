@@ -1,10 +1,10 @@
-"""Fused twins of the path on CUDA, in Triton: three kernels from scores to gradient, and nothing waits for the host.
+"""Binary and multilabel losses on CUDA, fused, in Triton: three kernels from scores to gradient, no wait for the host.
 
-1. Count: every program adds up its share of the four cells, each by itself: of a difference of sums few digits remain
-   where negatives are rare.
-2. Finish: one program a label adds up the shares in float64 and runs the metric's own formula, traced to straight-line
-   code (`stepless.kernels.tracing`), for the loss and for what a decision of either class is worth.
-3. Pull back: every score's gradient, its decision's derivative times that worth.
+1. Count: every program adds up its share of the four cells. None is taken as a difference of sums, which would lose its
+   digits if negatives are rare.
+2. Finish: one program per label adds up the shares in float64 and runs the metric's formula, traced to straight-line
+   code (`stepless.kernels.tracing`), for the loss and for ∂loss/∂decision of positives and negatives (their worths).
+3. Pull back: the gradient of every score, the derivative of its decision times that worth.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _PROGRAMS_PER_PROCESSOR = 32
 
 @triton.jit
 def reciprocal(x):
-    """1 / x to the last bit but one, in one instruction: a full division costs as much as all else here."""
+    """1 / x within one unit in the last place, in one instruction: a full division costs as much as all the rest."""
     return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
 def _decide(x, STEP: tl.constexpr, LOGITS: tl.constexpr, a, b, c, d, e):
-    """The decision of a score and its derivative; a to e are the step's numbers."""
+    """Decision of a score and its derivative; a to e are the step's parameters (`numbers`)."""
     if LOGITS:
         if STEP == 4:
             p = x
@@ -47,7 +47,7 @@ def _decide(x, STEP: tl.constexpr, LOGITS: tl.constexpr, a, b, c, d, e):
         else:
             p = reciprocal(1 + tl.exp(-x))
             inner = p * (1 - p)
-    elif STEP == 4:  # 0 and 1 are infinite as logits, and stay what they are
+    elif STEP == 4:  # the logits of 0 and 1 are infinite, so their decisions are 0 and 1, and their derivatives 0
         p = tl.log(x / (1 - x))
         inner = tl.where((x >= 1.1754943508222875e-38) & (x < 1), 1 / (x * (1 - x)), 0.0)
     else:
@@ -61,7 +61,7 @@ def _decide(x, STEP: tl.constexpr, LOGITS: tl.constexpr, a, b, c, d, e):
         slope = a * h * (1 - h) * inner
     elif STEP == 2:  # linear: a = low, b = high, c, d, e = slopes below, between, above
         slope = tl.where(p < a, c, tl.where(p <= b, d, e)) * inner
-        h = tl.where(p < a, c * p, tl.where(p <= b, d * p + (c - d) * a, 1 - e * (1 - p)))  # 1 at p = 1, to the bit
+        h = tl.where(p < a, c * p, tl.where(p <= b, d * p + (c - d) * a, 1 - e * (1 - p)))  # exactly 1 at p = 1
     elif STEP == 3:  # raised cosine: a = δ, b = τ
         u = tl.minimum(tl.maximum((p - b) / a + 1, 0.0), 2.0)
         h = 0.5 * (u - tl.sin(3.141592653589793 * u) / 3.141592653589793)
@@ -69,7 +69,7 @@ def _decide(x, STEP: tl.constexpr, LOGITS: tl.constexpr, a, b, c, d, e):
     else:  # sigmoid of logits: a = temperature, b = logit τ
         u = (p - b) / a
         h = reciprocal(1 + tl.exp(-u))
-        slope = h * reciprocal(1 + tl.exp(u)) / a * inner  # 1 − h of an h near 1 has lost its digits
+        slope = h * reciprocal(1 + tl.exp(u)) / a * inner  # 1 − h would lose its digits near h = 1
     return h, slope
 
 
@@ -77,7 +77,7 @@ def _decide(x, STEP: tl.constexpr, LOGITS: tl.constexpr, a, b, c, d, e):
 def _cells(
     x, y, w, at, inside, STEP: tl.constexpr, LOGITS: tl.constexpr, WEIGHTED: tl.constexpr, a, b, c, d, e
 ):  # fmt: skip
-    """What the scores at these places add to tp, fp, fn and tn."""
+    """What the scores at the given places add to tp, fp, fn and tn."""
     score = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     truth = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
     share = tl.load(w + at, mask=inside, other=0.0).to(tl.float32) if WEIGHTED else tl.where(inside, 1.0, 0.0)
@@ -93,9 +93,9 @@ def _count(
     STEP: tl.constexpr, LOGITS: tl.constexpr, WEIGHTED: tl.constexpr, FAR: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Shares of the four cells, for each label and program.
+    """Each program's shares of the four cells of each label.
 
-    The labels, a power of two of them, alternate in memory: a lane always meets the same one.
+    The number of labels is a power of two, and they alternate in memory, so a lane always has the same label.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     lane = tl.arange(0, BLOCK)
@@ -125,7 +125,7 @@ def _count_labels(
     x, y, w, shares, size, labels, pixels, a, b, c, d, e,
     STEP: tl.constexpr, LOGITS: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The same for any number of labels, with pixels ``(rows, labels, pixels)`` or without: a label a program."""
+    """The same for any number of labels, ``(rows, labels, pixels)``: a program has one label."""
     program, programs, label = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     lane = tl.arange(0, BLOCK).to(tl.int64)
     tp = tl.zeros((BLOCK,), tl.float32)
@@ -154,7 +154,7 @@ def _pull_back(
     STEP: tl.constexpr, LOGITS: tl.constexpr, WEIGHTED: tl.constexpr, FAR: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient; where COLUMNS is not 0 a lane always meets the same label, as in `_count`."""
+    """The gradient of the scores; if COLUMNS is not 0, a lane always has the same label, as in `_count`."""
     program = tl.program_id(0).to(tl.int64) if FAR else tl.program_id(0)
     lane = tl.arange(0, BLOCK)
     i = program * BLOCK + lane
@@ -191,7 +191,7 @@ def _power(x, exponent: tl.constexpr):
 
 @lru_cache(maxsize=64)
 def _finish_kernel(objective: Objective) -> Any:
-    """The kernel of an objective's formula: shares of sums in; loss, worth of a hit and of a false alarm out."""
+    """Make the kernel of an objective's formula, from shares of the cells to loss and worths of hit and false alarm."""
     lines, (value, tp, fp, fn, tn) = straight_line(objective.of)
     body = [
         "row = shares + tl.program_id(0) * programs * 4",
@@ -212,8 +212,8 @@ def _finish_kernel(objective: Objective) -> Any:
 
 
 def compiled(source: str, **functions: Any) -> Any:
-    """A Triton kernel called ``finish``, from its source and the functions that it calls."""
-    # Triton reads a function's source from its file; this is the file.
+    """Compile the Triton kernel ``finish`` from its source; ``functions`` are those it calls."""
+    # Triton reads a function's source from its file, for which linecache stands in
     name = f"<stepless formula {abs(hash(source))}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     names = {
@@ -230,7 +230,7 @@ def compiled(source: str, **functions: Any) -> Any:
 
 
 def numbers(step: Step, tau: float) -> tuple[int, tuple[float, ...]] | None:
-    """Which of `_decide`'s steps this is, and its five numbers; None for a step of the user's own."""
+    """Return `_decide`'s number of a step and its five parameters; None for a user's own step."""
     if type(step) is Identity:
         return 0, (0.0,) * 5
     if type(step) is Sigmoid:
@@ -245,17 +245,17 @@ def numbers(step: Step, tau: float) -> tuple[int, tuple[float, ...]] | None:
 
 
 def fused_loss(batch: Batch, objective: Objective) -> Tensor:
-    """The loss of a batch on CUDA, in one autograd node; scores and target are read in their own dtypes."""
+    """Compute the loss in one autograd node; scores and target are read in their own dtypes."""
     return _FusedLoss.apply(batch.scores, batch, objective)  # type: ignore[no-untyped-call]
 
 
 def fused_counts(batch: Batch, deciding: Deciding) -> Tensor:
-    """The counts of a batch on CUDA as `stepless.confusion.cells` gives them, in one autograd node."""
+    """Compute the counts, as `stepless.confusion.cells` does, in one autograd node."""
     return _FusedCounts.apply(batch.scores, batch, deciding)  # type: ignore[no-untyped-call]
 
 
 class _Plan:
-    """The launches of batches of one shape: what they have in common is worked out once, as for classes."""
+    """The launches for batches of one shape, prepared once, as for classes."""
 
     def __init__(
         self, shape: torch.Size, device: torch.device, *, weighted: bool, logits: bool, of: Objective | Deciding
@@ -264,12 +264,12 @@ class _Plan:
         self.pixels = math.prod(shape[2:]) if of.labels else 1
         entries = shape.numel()
         step, self.five = numbers(of.step, of.tau)  # type: ignore[misc]
-        # labels that alternate in memory, a power of two of them, keep to their lanes
+        # if labels alternate in memory and their number is a power of two, every lane has one label
         columns = labels if self.pixels == 1 and labels <= _BLOCK and labels & (labels - 1) == 0 else 0
         size = entries // (1 if columns else labels)
         processors = torch.cuda.get_device_properties(device).multi_processor_count
         self.programs = max(1, min(processors * _PROGRAMS_PER_PROCESSOR, triton.cdiv(size, _BLOCK)))
-        far = entries > 1 << 30  # 32 bits no longer count the scores
+        far = entries > 1 << 30  # indices of 32 bits would overflow
         first = {"STEP": step, "LOGITS": logits, "WEIGHTED": weighted}
         last = {"BLOCK": _BLOCK, "num_warps": _WARPS}
         wide = {**first, "FAR": far, "COLUMNS": columns, **last}
@@ -297,7 +297,7 @@ def _plan(
 
 
 def _counted(input: Tensor, batch: Batch, of: Objective | Deciding) -> tuple[_Plan, Tensor, tuple[Any, ...]]:
-    """The plan of a batch, the shares of its counts that each program has added up, and what they were read from."""
+    """Count a batch: return its plan, each program's shares of the cells, and the tensors read."""
     x, y, weight = input.contiguous(), batch.target.contiguous(), batch.entry_weight()
     w = None if weight is None else weight.expand_as(y).contiguous()
     plan = _plan(x.shape, (x.dtype, y.dtype, None if w is None else w.dtype), x.device, batch.logits, of)
@@ -330,7 +330,9 @@ class _FusedCounts(torch.autograd.Function):
             gradient = differentiate_plainly(wide, lambda again: plain_cells(again, ctx.deciding), grad)
             return gradient.to(x.dtype), None, None
         tp, fp, fn, tn = grad.reshape(-1, 4).float().unbind(1)
-        worths = torch.stack([tp, tp - fn, fp - tn], 1)  # as `_finish_kernel` leaves them: the first is not read
+        worths = torch.stack(
+            [tp, tp - fn, fp - tn], 1
+        )  # in the layout of `_finish_kernel`, where the first is the loss
         return _pulled_back(ctx.plan, x, y, w, worths, torch.ones((), device=x.device)), None, None
 
 
@@ -349,7 +351,7 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         x, y, w, worths = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is wanted: let torch differentiate the plain formula
+        if torch.is_grad_enabled():  # a second derivative is wanted: torch differentiates the plain path
             wide = ctx.batch._replace(scores=x.float(), target=y.float())
             return torch.autograd.grad(plain_loss(wide, ctx.objective), x, grad, create_graph=True)[0], None, None
         return _pulled_back(ctx.plan, x, y, w, worths, grad), None, None

@@ -1,4 +1,4 @@
-"""Launches of a Triton kernel without the look at its arguments that Triton takes each time."""
+"""Launches of a Triton kernel that skip the inspection of its arguments after the first time."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any
 
 from torch import Tensor
 
-#: What Triton compiles for: a tensor that starts at a multiple of so many bytes.
+#: Triton compiles for tensors whose address is a multiple of this many bytes.
 _ALIGNED = 16
 
 
 class Launch:
-    """A kernel with its grid and constants, for arguments whose types, dtypes and whole numbers stay as they are.
+    """A kernel with its grid and constants, for arguments whose types, dtypes and integers never change.
 
-    The first launch compiles the kernel, or finds it; the others start what was compiled. Tensors that are not aligned
-    are another kernel to Triton, and go the usual way.
+    The first launch compiles the kernel, the others start it at once. For tensors that are not aligned Triton needs
+    another kernel, so they are launched the usual way.
 
     Args:
-        kernel: What ``triton.jit`` made.
-        grid: How many programs, three numbers.
+        kernel: A function decorated with ``triton.jit``.
+        grid: The number of programs along three axes.
         constants: The kernel's ``tl.constexpr`` arguments, which come last and in order, and Triton's own such as
             ``num_warps``.
     """
