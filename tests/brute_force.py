@@ -116,7 +116,7 @@ def score_each(decisions, target, metric, sample_weight=None, **options):
 
 
 def count(decision, target, weight=None):
-    """(tp, fp, fn, tn) of yes/no decisions, one entry a column."""
+    """(tp, fp, fn, tn) of yes/no decisions, one entry per column."""
     weight = np.ones(len(target)) if weight is None else weight
     no, wrong = 1 - decision, 1 - target
     return [weight @ (a * b) for a, b in ((decision, target), (decision, wrong), (no, target), (no, wrong))]

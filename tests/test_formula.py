@@ -315,6 +315,7 @@ HOSTILE = {
     "sqrt(x=tp)": "sqrt",
     "tp(fp)": "tp(",
     "   tp ? fp": "? fp",
+    "tp # the hits\n+ fp": "# the hits",
     "(tp +\nfoo)": "foo",
     "tp²": "²",
     "tp ÷ fp": "÷",
@@ -568,6 +569,22 @@ def test_a_new_metric_is_registered(metrics):
     assert sl.score(scores, target, "overcall", price=2.0) == 0.5
     assert MetricLoss("alarm_share", step="logit_sigmoid")(scores * 1e4, target) == pytest.approx(0.25)
     assert parse("1 - alarm_share")(*torch.tensor([1.0, 2, 3, 2])) == 0.75
+
+
+def test_a_registered_function_stands_for_its_metric(metrics):
+    @sl.metric(best=0.0, greater_is_better=False, kind="joint")
+    def misses(tp, fp, fn, tn, *, price=1.0):
+        return price * sl.ratio(fn.sum(-1), (tp + fn).sum(-1))
+
+    assert resolve(misses, price=2.0) == metrics["misses"].bind(price=2.0)
+    assert resolve(METRICS["f1"].function) == METRICS["f1"]
+
+
+def test_a_rounding_division_is_not_taken_for_a_plain_one():
+    with pytest.raises(ValueError, match="has no gradient with respect to the counts"):
+        resolve(lambda tp, fp, fn, tn: torch.div(tp, tp + fp, rounding_mode="floor"))
+    square = resolve(lambda tp, fp, fn, tn: torch.pow(tp, exponent=2) / (tp + fp))
+    assert square(*torch.tensor([3.0, 6.0, 0.0, 0.0])) == 1.0
 
 
 @pytest.mark.parametrize(("name", "aliases"), [("f1", ()), ("dice", ()), ("fresh", ("recall",)), ("fresh", ("iou",))])

@@ -98,7 +98,7 @@ def test_the_default_step_leaves_no_score_without_a_gradient():
 
 
 def weighted(loss, weight):
-    """The weighted mean over samples of a loss that has one row a sample."""
+    """The weighted mean over samples of a loss that has one row per sample."""
     rows = loss.flatten(1).mean(1) if loss.dim() > 1 else loss
     return (rows * weight).sum() / weight.sum()
 
@@ -505,6 +505,10 @@ def test_constraints_are_told_apart():
     close = ["precision >= 0.9000001", "precision >= 0.9000002"]
     assert len(MetricLoss("recall", subject_to=close).violations(*EVEN)) == 2
     assert [*MetricLoss("f1", subject_to="min(precision, recall) >= 0.5").violations(*EVEN).values()] == [0.0]
+    alike = [sl.Constraint(lambda *c, i=i: c[0] / (c[0] + c[i]), True, 0.9) for i in (1, 2)]  # precision and recall
+    assert MetricLoss("f1", subject_to=alike).violations(torch.tensor([1.0, 1.0]), torch.tensor([1, 0])) == {
+        "<lambda> >= 0.9": pytest.approx(0.4)
+    }, "of two functions of one name, the worst counts"
     none = MetricLoss("f1", task="multilabel", average="samples")
     assert none.violations(torch.zeros(2, 3), torch.zeros(2, 3)) == {}
 
@@ -536,7 +540,7 @@ def train(loss_fn, x, target, outputs=1, steps=300):
 
 
 def clouds(centres, distance, n=400, seed=0):
-    """Points around one centre a class, at these multiples of their spread."""
+    """Points around one centre per class, at these multiples of their spread."""
     target = torch.randint(0, len(centres), (n,), generator=generator(seed))
     return torch.randn(n, 2, generator=generator(seed + 1)) + distance * torch.tensor(centres)[target], target
 

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     maximum = for_formulas(numerics.maximum)
 
 __version__ = "0.1.0"
-#: Where each name lives; it is imported when it is asked for, because torch takes seconds and the command line should
-#: speak at once. A name that is a module stands for itself.
+#: The module of each name. It is imported on first use, because torch takes seconds to import and the command line must
+#: respond at once. A name that is a module stands for itself.
 _NAMES = {
     "METRICS": "metrics", "RANKINGS": "ranking", "STEPS": "steps", "Constraint": "constraints", "Hard": "steps",
     "Identity": "steps", "Linear": "steps", "LogitSigmoid": "steps", "Memory": "memory", "Metric": "registry",
@@ -60,7 +60,7 @@ _NAMES = {
     "metric": "metrics", "metric_loss": "loss", "presets": "presets", "score": "scoring",
     "shared_fits": "sharing", "tune_threshold": "thresholds",
 }  # fmt: skip
-#: The same of what needs an extra, and the package that must be there for it.
+#: The same for names that need an extra, with the package that must be installed.
 _EXTRAS = {
     "MetricBooster": ("booster", "sklearn"),
     "MetricClassifier": ("estimator", "sklearn"),
@@ -73,7 +73,7 @@ _EXTRAS = {
     "load": ("loading", "sklearn"),
     "plots": ("plots", "matplotlib"),
 }
-#: Functions of numbers, safe at zero, for formulas of the user's own.
+#: Functions that are safe at zero, for users' formulas.
 _SAFE = ("maximum", "minimum", "ratio", "root")
 __all__ = [
     "METRICS",

@@ -1,4 +1,4 @@
-"""From the counts of all classes to one score: which counts a metric reads, and how its classes are averaged."""
+"""From counts to scores: give each kind of metric the counts it reads, and average over classes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def evaluate(
         metric: The metric, its options bound.
         table: Cells ``(…, T, units, classes, 4)``, or with ``matrix`` confusion matrices ``(…, T, units, K, K)``.
         task: Which task the counts come from.
-        average: How classes are averaged; ``samples`` has made each sample a unit of its own, with one class.
+        average: How classes are averaged; with ``samples`` each unit is one sample and has one class.
         matrix: Whether the table holds the K×K matrices of a multiclass task.
         label_weight: Weights of the labels in a macro mean.
 
@@ -74,16 +74,16 @@ def _mean(
         weight = xp.where(absent, 0.0, 1.0 + 0 * scores if weight is None else weight)
     if weight is None:
         return scores.mean(-1)
-    if average == "weighted":  # where no class has support, all that are defined count alike, as in scikit-learn
+    if average == "weighted":  # without any support, all defined classes count alike, as in scikit-learn
         equal = 1.0 + 0 * scores if absent is None else xp.where(absent, 0.0, 1.0)
         weight = xp.where(nonzero(weight.sum(-1))[..., None], weight, equal)
     return ratio((scores * weight).sum(-1), weight.sum(-1), 0.0 if absent is None else math.nan)
 
 
 def undefined(metric: Metric, scores: Array, table: Array) -> Array | None:
-    """Where a score is NaN because ``zero_division=nan`` marks it as undefined; None where the metric marks nothing.
+    """Where ``zero_division=nan`` made a score NaN; None if the metric has no such option set.
 
-    NaN counts come from NaN scores. They make a NaN that must stay visible, and are no undefined score.
+    NaN counts, which come from NaN inputs, do not count as undefined: their NaN must stay visible.
     """
     if not metric.marks_undefined:
         return None

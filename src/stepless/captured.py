@@ -1,4 +1,4 @@
-"""What a function reads beside its arguments."""
+"""The variables that a function reads besides its arguments."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-#: Code, which is the same whenever it is called.
+#: Types of code, which does the same at every call.
 CODE = (FunctionType, BuiltinFunctionType, ModuleType, type, np.ufunc)
 
 
 def captured(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """The variables around a function that it reads, by name: those of the functions it stands in, and globals."""
+    """The names and values of the variables a function reads from enclosing functions and its module."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     yield from ((name, cell.cell_contents) for name, cell in cells if cell != CellType())
     known = function.__globals__
@@ -21,7 +21,7 @@ def captured(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def reads_variables(function: Any, seen: frozenset[int] = frozenset()) -> bool:
-    """Whether a function may compute something else the next time: it reads a variable, or is an object with its own.
+    """Whether a function may compute something else next time, because it reads variables or is an object with state.
 
     >>> reads_variables(abs), reads_variables(object())
     (False, True)
@@ -29,10 +29,10 @@ def reads_variables(function: Any, seen: frozenset[int] = frozenset()) -> bool:
     if not isinstance(function, FunctionType):
         return not isinstance(function, CODE)
     if id(function) in seen or (function.__module__ or "").partition(".")[0] == __name__.partition(".")[0]:
-        return False  # our own read constants
+        return False  # this package's functions read constants only
     return any(reads_variables(value, seen | {id(function)}) for _, value in captured(function))
 
 
 def _names(code: CodeType) -> set[str]:
-    """The names that code looks up, and code within it."""
+    """The global names that code and the code nested in it look up."""
     return {*code.co_names}.union(*(_names(part) for part in code.co_consts if isinstance(part, CodeType)))

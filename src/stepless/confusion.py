@@ -1,13 +1,13 @@
-"""Decisions and targets into counts: plain sums, over whatever belongs together.
+"""From decisions and targets to counts, as plain sums.
 
-`cells` and `class_cells` give the four counts for each threshold, unit and class; `class_matrix` the K×K sums of a
-multiclass batch. A unit is what is scored by itself before averaging: the whole batch, or each image, or each sample.
+`cells` and `class_cells` give the four counts for each threshold, unit and class; `class_matrix` gives the K×K sums of
+a multiclass batch. A unit is scored by itself before averaging: the whole batch, each image, or each sample.
 
-All four cells are sums of products. Taking one as a difference of sums would be cheaper, but where it is empty the sums
-may round differently, and then 0/0 becomes any number at all.
+All four cells are sums of products. Taking one as a difference of sums would be cheaper, but an empty cell could then
+be a rounding error instead of 0, and 0/0 an arbitrary number.
 
-A batch whose target holds probabilities may be of any array library; class indices, and the hard step among classes,
-are for torch.
+A batch whose target holds probabilities may be of any array library. Class indices, and `Hard` for multiclass, need
+torch.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Unit = Literal["batch", "image", "sample"]
 Overlap = Literal["expected", "min"]
 Cuts = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
 
-#: The logarithm of the largest number of float32.
+#: Just below the logarithm of the largest float32.
 _LARGEST_EXPONENT = 88.0
 
 
 def decide(batch: Batch, step: Step, cuts: Cuts, *, labels: bool) -> Array:
-    """Yes/no decisions in [0, 1], shaped like the scores, behind a leading dimension where ``cuts`` is a set.
+    """Yes/no decisions in [0, 1], shaped like the scores, with a leading dimension for a set of thresholds.
 
-    ``cuts`` is a number; a tuple (``labels``: one for each label, else a set); or a tuple of tuples (a set of these).
+    ``cuts`` is a number, a tuple (one per label with ``labels``, otherwise a set), or a tuple of tuples (a set).
     """
     scores = batch.scores
     tau: float | Array
@@ -63,7 +63,7 @@ def decide(batch: Batch, step: Step, cuts: Cuts, *, labels: bool) -> Array:
 
 
 def decide_class(batch: Batch, step: Step, offsets: tuple[float, ...] | None) -> Array:
-    """Shares of a sample's decision among the K classes (dimension 1), each row summing to 1.
+    """How a sample's decision is shared among the K classes (dimension 1), each row summing to 1.
 
     The threshold of a sample is the midpoint of its two largest probabilities, so only the argmax lies above it.
     """
@@ -84,7 +84,7 @@ def decide_class(batch: Batch, step: Step, offsets: tuple[float, ...] | None) ->
     else:
         p = _shifted(scores, shift)
     if isinstance(step, Identity):
-        # a probability that is NaN is one of the whole sample, though a metric may read the other classes alone
+        # one NaN makes the whole sample NaN, even if the metric reads other classes only
         return p if batch.logits else p + 0 * p.sum(1)[:, None]
     tau = largest_two(detached(p)).mean(1)[:, None]
     decision = step(p, tau)
@@ -92,26 +92,26 @@ def decide_class(batch: Batch, step: Step, offsets: tuple[float, ...] | None) ->
 
 
 def _shifted(p: Array, shift: Array) -> Array:
-    """The softmax of log p − shift; not through log p, whose gradient is infinite at 0."""
+    """The softmax of log p − shift, computed without log p, whose gradient is infinite at 0."""
     xp = namespace(p)
-    there = detached(p) >= xp.finfo(p.dtype).tiny
-    logs = xp.where(there, xp.log(xp.where(there, detached(p), 1.0)) - shift, -math.inf)
-    most = largest_two(logs)
-    top = xp.maximum(most[:, :1], most[:, 1:])
-    # relative to the likeliest class nothing overflows but what has no probability
+    positive = detached(p) >= xp.finfo(p.dtype).tiny
+    logs = xp.where(positive, xp.log(xp.where(positive, detached(p), 1.0)) - shift, -math.inf)
+    two = largest_two(logs)
+    top = xp.maximum(two[:, :1], two[:, 1:])
+    # relative to the likeliest class, only factors of probability 0 can overflow
     factor = xp.exp(clip(-shift - top, high=_LARGEST_EXPONENT))
     p = p * factor
     return p / p.sum(1)[:, None]
 
 
 def cells(batch: Batch, decision: Array, unit: Unit, *, labels: bool, overlap: Overlap = "expected") -> Array:
-    """Counts ``(T, units, classes, 4)`` of yes/no decisions; ``classes`` is 1 unless there are labels to keep apart."""
+    """Counts ``(T, units, classes, 4)`` of yes/no decisions; ``classes`` is 1 unless labels are counted separately."""
     target, weight = batch.target, _inner_weight(batch, unit)
     axes = range(target.ndim)
     kept = {"batch": [], "image": [0], "sample": [axis for axis in axes if axis != 1]}[unit]
     if labels and unit != "sample":
         kept = [*kept, 1]
-    summed = [axis - len(axes) for axis in axes if axis not in kept]  # from the end: a set of cuts leads the shape
+    summed = [axis - len(axes) for axis in axes if axis not in kept]  # from the end, because a set of thresholds leads
 
     yes, no = target, 1 - target
     if overlap == "min":
@@ -126,12 +126,12 @@ def cells(batch: Batch, decision: Array, unit: Unit, *, labels: bool, overlap: O
 
 
 def _overlap(decision: Array, share: Array) -> Array:
-    """The smaller of two shares; with a label of 0 or 1 the product, of which a tie there has the slope of one side."""
+    """The smaller of two shares. For a share of 0 or 1 it is the product, which has a full gradient where they tie."""
     return namespace(decision).where((share <= 0) | (share >= 1), decision * share, minimum(decision, share))
 
 
 def class_cells(batch: Batch, decision: Array, unit: Unit, *, overlap: Overlap = "expected") -> Array:
-    """Counts ``(1, units, K, 4)`` of each class against the rest, without the K×K matrix."""
+    """Counts ``(1, units, K, 4)`` of each class against the rest, without building the K×K matrix."""
     classes, weight = decision.shape[1], _inner_weight(batch, unit)
     summed = [axis for axis in range(decision.ndim) if axis != 1 and not (axis == 0 and unit == "image")]
     per_class = None if weight is None else weight[:, None]
@@ -156,7 +156,7 @@ def class_cells(batch: Batch, decision: Array, unit: Unit, *, overlap: Overlap =
 
 
 def class_matrix(batch: Batch, decision: Array, unit: Unit) -> Array:
-    """Confusion matrices ``(units, K, K)``: row a holds how the samples of class a were decided."""
+    """Confusion matrices ``(units, K, K)``, rows the truth and columns the decision."""
     classes, weight = decision.shape[1], _inner_weight(batch, unit)
     rows = last(decision if weight is None else decision * weight[:, None], 1).reshape(-1, classes)
     if batch.indices():
@@ -168,13 +168,13 @@ def class_matrix(batch: Batch, decision: Array, unit: Unit) -> Array:
 
 
 def unit_weight(batch: Batch, unit: Unit) -> Array:
-    """The weight of each unit among the others, flat.
+    """The weight of each unit, flat.
 
-    A weight for each sample weighs the counts of a batch, but the *score* of a unit: an image that counts twice is an
-    image seen twice. A unit whose every entry is masked weighs nothing.
+    If each unit is one sample, a sample weight multiplies the unit's *score*: weight 2 is the same as seeing the image
+    twice. A unit that is masked entirely has weight 0.
     """
     inside, shape = _inner_weight(batch, unit), tuple(batch.target.shape)
-    if inside is not None and inside.ndim < len(shape):  # of class probabilities: a sample weighs, not its classes
+    if inside is not None and inside.ndim < len(shape):  # class probabilities: the weights have no class axis
         shape = (shape[0], *shape[2:])
     axes = [1] if unit == "sample" else list(range(1, len(shape)))
     kept = [size for axis, size in enumerate(shape) if axis not in axes]
@@ -184,8 +184,7 @@ def unit_weight(batch: Batch, unit: Unit) -> Array:
         whole = namespace(inside).broadcast_to(inside, shape)
         weight = cast(_dot(whole, None, axes) != 0, batch.dtype)
     if batch.weight is not None and _outside(batch, unit):
-        one_each = batch.weight[:, 0] if unit == "sample" else batch.weight.reshape(weight.shape)
-        weight = weight * one_each
+        weight = weight * (batch.weight[:, 0] if unit == "sample" else batch.weight.reshape(weight.shape))
     return weight.reshape(-1)
 
 
@@ -195,7 +194,7 @@ def _inner_weight(batch: Batch, unit: Unit) -> Array | None:
 
 
 def _outside(batch: Batch, unit: Unit) -> bool:
-    """Whether the samples' weights weigh whole units: each sample is one, or each image has one weight."""
+    """Whether sample weights apply to whole units: each unit is a sample, or an image with one weight."""
     return unit == "sample" or (
         unit == "image" and batch.weight is not None and math.prod(batch.weight.shape) == batch.weight.shape[0]
     )
@@ -208,7 +207,7 @@ def _check_length(name: str, got: int, wanted: int, noun: str, *, one_for_all: b
 
 def _dot(a: Array, b: Array | None, axes: list[int]) -> Array:
     """Sum of ``a * b`` over ``axes``."""
-    product = a if b is None else a * b  # not torch.dot: it adds one by one, and a million equal terms drift
+    product = a if b is None else a * b  # not torch.dot: its sequential sum drifts over a million terms
     return product.sum(tuple(axes)) if axes else product  # torch takes no axes for all axes
 
 
@@ -218,17 +217,17 @@ def _by_class(values: Tensor, target: Tensor, classes: int, unit: Unit) -> Tenso
 
 
 def sum_rows(values: Tensor, index: Tensor, rows: int) -> Tensor:
-    """Sums of the values that share an index, in float64: added one by one, float32 drifts, and stalls at 2^24."""
+    """Sums of the values that share an index, in float64: a sequential float32 sum drifts, and stalls at 2^24."""
     wide = values.to(torch.float64) if values.device.type != "mps" else values
     return wide.new_zeros(rows, *values.shape[1:]).index_add(0, index, wide).to(values.dtype)
 
 
 def _unit_index(target: Tensor, classes: int, unit: Unit) -> tuple[int, Tensor]:
-    """How many units there are, and for each sample the row of its unit and class."""
+    """The number of units, and for each sample the row of its unit and class."""
     if unit == "batch":
         return 1, target.reshape(-1)
     first = torch.arange(target.shape[0], device=target.device) * classes
     index = target + first.view(-1, *[1] * (target.dim() - 1))
-    # what is no class would be one of the next unit: let it fail as it does where there is one unit
+    # an index out of range must not become a class of the next unit: it fails as it does for a whole batch
     index = torch.where((target >= 0) & (target < classes), index, target.shape[0] * classes)
     return target.shape[0], index.reshape(-1)

@@ -60,11 +60,11 @@ def parse_constraints(subject_to: str | Constraint | Sequence[str | Constraint] 
 
 
 def _check(constraint: Constraint) -> None:
-    """Raise for a bound that nothing can meet, or that everything does."""
+    """Raise if the bound is not finite, or if no score or every score meets it."""
     if not math.isfinite(constraint.bound):
         raise ValueError(f"the bound of a constraint must be a finite number; got {constraint}.")
     metric = constraint.metric
-    if metric.name not in METRICS:  # the ends of a formula that grows with the data are not known beforehand
+    if metric.name not in METRICS:  # the range of a formula is unknown
         return
     least, most = metric.range
     easiest, hardest = (most, least) if constraint.at_least else (least, most)

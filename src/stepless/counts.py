@@ -1,4 +1,4 @@
-"""The four cells of a confusion matrix, for one class or many, hard or soft."""
+"""The four cells of a confusion matrix, of one class or many, hard or soft."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def counts_of(cells: Array) -> Counts:
 def both_classes(cells: Array) -> Array:
     """Cells ``(..., 4)`` of a yes/no decision as the cells ``(..., 2, 4)`` of its two classes, the negative one first.
 
-    Read from the negative class's side, tp and tn change places, and so do fp and fn: the order is reversed.
+    For the negative class tp and tn swap, and so do fp and fn, which reverses the order.
     """
     xp = namespace(cells)
     return xp.stack([xp.flip(cells, (-1,)), cells], -2)
@@ -53,7 +53,7 @@ def matrix_of(cells: Array) -> Array:
 def cells_of(matrix: Array) -> Array:
     """One-against-the-rest cells ``(..., K, 4)`` of a confusion matrix ``(..., K, K)``.
 
-    No cell is a difference of two sums that could round differently: an empty cell is exactly 0.
+    No cell is a difference of two sums, which could round differently: an empty cell is exactly 0.
     """
     xp, diagonal = namespace(matrix), identity(matrix)
     tp, errors = matrix.diagonal(0, -2, -1), xp.where(diagonal, 0.0, matrix)

@@ -1,4 +1,4 @@
-"""Cross-entropy as plain sums, so that a blend of it with a metric merges like everything else."""
+"""Cross-entropy as plain sums, so that it can be added up over ranks and batches like the counts."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from stepless.numerics import Array, cast, log_softmax, namespace, nonzero, rati
 from stepless.schedules import Schedule
 from stepless.tasks import Batch, Task
 
-#: The floor of a logarithm of a probability, as in ``F.binary_cross_entropy``.
+#: The floor of log p, as in ``F.binary_cross_entropy``.
 LOWEST_LOG = -100.0
 
 
 class Blending(NamedTuple):
-    """The part that cross-entropy has in a loss.
+    """How much of a loss is cross-entropy.
 
     Attributes:
-        share: Its share, in [0, 1].
-        moves: Whether a schedule moves the share.
-        fewest: Of so many classes and more it has a part, where there are classes.
+        share: The share of cross-entropy, in [0, 1].
+        moves: Whether a schedule changes the share.
+        fewest: The number of classes below which a multiclass loss has no cross-entropy.
         balanced: Whether every class weighs the same in it.
     """
 
@@ -33,20 +33,20 @@ class Blending(NamedTuple):
     balanced: bool = False
 
     def applies(self, task: Task, scores: Array) -> bool:
-        """Whether cross-entropy has a part in the loss of these scores."""
+        """Whether the loss of these scores includes cross-entropy."""
         return (self.moves or self.share > 0) and (task != "multiclass" or scores.shape[1] >= self.fewest)
 
     def of_kind(self, kind: str) -> Blending:
-        """The same with cross-entropy that is ``"plain"`` or ``"balanced"``, which must have an effect."""
+        """The same with ``"plain"`` or ``"balanced"`` cross-entropy; a kind without effect is an error."""
         if kind not in ("plain", "balanced"):
             raise ValueError(f'cross_entropy must be "plain" or "balanced"; got {kind!r}.')
         if kind != "plain" and not self.share and not self.moves:
             raise ValueError(f"cross_entropy={kind!r} has no effect without a blend; pass blend= or a schedule.")
-        return Blending(self.share, self.moves, self.fewest, kind == "balanced")
+        return self._replace(balanced=kind == "balanced")
 
 
 def asked_blending(blend: Any, schedule: Any) -> Blending:
-    """The part of cross-entropy that a user asks for."""
+    """The blending given by the arguments ``blend`` and ``schedule``."""
     share = 0.0 if blend is None else blend
     if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= float(share) <= 1:
         raise ValueError(f"blend is the share of cross-entropy in the loss, a number in [0, 1]; got {blend!r}.")
@@ -81,7 +81,7 @@ def _multiclass(batch: Batch, weight: Array | None) -> Array:
     log_p = log_softmax(batch.scores) if batch.logits else _log(batch.scores)
     if batch.indices():
         true = log_p.gather(1, batch.target.unsqueeze(1)).squeeze(1)
-        loss = -true.masked_fill(true == -math.inf, LOWEST_LOG)  # a class that is ruled out has no slope either
+        loss = -true.masked_fill(true == -math.inf, LOWEST_LOG)  # a class ruled out has no gradient either
         each = torch.ones_like(loss) if weight is None else weight.expand_as(loss)
         index = batch.target.reshape(-1)
         sums = [sum_rows(v.reshape(-1), index, classes) for v in (loss * each, each)]
@@ -94,16 +94,16 @@ def _multiclass(batch: Batch, weight: Array | None) -> Array:
 
 
 def _log(p: Array) -> Array:
-    """Logarithm of p, its floor at 0, and there a zero gradient instead of an infinite one."""
+    """The logarithm of p; at 0 it is `LOWEST_LOG`, with a zero instead of an infinite gradient."""
     xp = namespace(p)
     positive = p >= xp.finfo(p.dtype).tiny
     return xp.where(positive, xp.log(xp.where(positive, p, 1.0)), LOWEST_LOG + 0 * p)
 
 
 def mean_cross_entropy(sums: Array, *, balanced: bool) -> Array:
-    """The mean over samples, or with ``balanced`` the mean of the class means; then the mean over labels.
+    """The mean over samples, or with ``balanced`` over class means, and then over labels.
 
-    A label of which nothing counts is left out.
+    A label without any weight is left out.
     """
     loss, weight = sums[0], sums[1]
     each = ratio(loss, weight).sum(-1) if balanced else loss.sum(-1)

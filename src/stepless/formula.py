@@ -16,15 +16,15 @@ from stepless.numerics import Array
 from stepless.registry import Metric, is_even, is_share, snake_case
 from stepless.safe_counts import SafeFormula
 
-#: So much of a text is repeated where it is no name.
+#: How much of an unknown name an error repeats.
 _LONGEST_NAME = 60
 
 
 def with_costs_of_decisions(metric: Metric, positive: int) -> Metric:
-    """Reorder a metric's 2×2 matrix of costs from the order of the two classes to that of no and yes.
+    """Reorder a metric's 2×2 matrix of costs from the order of the classes to negative, positive.
 
     Args:
-        metric: Any metric. One without such a matrix is returned as it is.
+        metric: Any metric. One without such a matrix is returned unchanged.
         positive: The index of the positive class.
 
     Example:
@@ -56,6 +56,9 @@ def resolve(metric: Any, *, maximize: bool | None = None, **options: Any) -> Met
         raise TypeError(f"maximize must be True or False; got {maximize!r}.")
     if isinstance(metric, str) and metric.strip() in METRICS:
         metric = METRICS[metric.strip()]
+    known: Any = getattr(metric, "__name__", None)
+    if known in METRICS and METRICS[known].function is metric:  # a registered function stands for its metric
+        metric = METRICS[known]
     if isinstance(metric, Metric):
         if maximize is not None and maximize != metric.greater_is_better:
             direction = "maximised" if metric.greater_is_better else "minimised"
@@ -81,33 +84,33 @@ def resolve(metric: Any, *, maximize: bool | None = None, **options: Any) -> Met
 
 
 def _make(formula: str | Callable[..., Any], maximize: bool | None) -> Metric:
-    with torch._C._DisableFuncTorch():  # a formula that is made within vmap or grad is tried on plain numbers
+    with torch._C._DisableFuncTorch():  # within vmap or grad, too, a formula is tried on plain numbers
         if isinstance(formula, str):
             return _probed(formula.strip(), parse(formula), maximize)
         return _probed(getattr(formula, "__name__", type(formula).__name__), SafeFormula(formula), maximize)
 
 
 class _Made:
-    """The formulas of functional losses that are compiled, by name. Each is an attribute: that torch can guard."""
+    """The formulas of compiled functional losses, as attributes, which torch.compile can guard."""
 
 
 _MADE = _Made()
 
 
 def _make_ahead(formula: str | Callable[..., Any], maximize: bool | None) -> str:
-    """Make a metric while torch traces, which would not take the making itself, and tell its name in `_MADE`."""
-    name = f"{formula if isinstance(formula, str) else id(formula)} {maximize}"  # what is kept keeps its id
+    """Make a metric outside of torch.compile's trace and return its name in `_MADE`."""
+    name = f"{formula if isinstance(formula, str) else id(formula)} {maximize}"  # kept alive, so its id stays unique
     if not hasattr(_MADE, name):
         setattr(_MADE, name, _make(formula, maximize))
     return name
 
 
-# what torch.compiler.assume_constant_result does, which imports the compiler: seconds, for who may never compile
+# as torch.compiler.assume_constant_result does, which takes seconds because it imports the compiler
 _make_ahead._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _check_options(metric: Metric) -> None:
-    """Try the options when they are given, not in the first batch: every number in range, and the formula computes."""
+    """Check that numeric options are in range and that the formula accepts them, before the first batch."""
     for name, value in metric.options:
         default = metric.defaults[name]
         if isinstance(default, float):
@@ -123,12 +126,12 @@ def _check_options(metric: Metric) -> None:
             if not isinstance(value, tuple) or any(not isinstance(r, tuple) or len(r) != len(rows) for r in rows):
                 raise ValueError(f"costs must be K×K for K classes (rows the truth); got {value!r}.")
     if metric.name == "cost" and metric.options:
-        return  # how many classes there are is known at the first batch only
+        return  # the number of classes is unknown before the first batch
     cells = torch.ones(2, 2, dtype=torch.float64)
     metric(*(cells,) if metric.kind == "matrix" else Counts(cells, cells, cells, cells))
 
 
-#: Counts (tp, fp, fn, tn) on which a formula is tried: all decisions right, most of them right, most of them wrong.
+#: Counts (tp, fp, fn, tn) to try formulas on: all right, mostly right, mostly wrong.
 _PROBE = ((1.0, 0.0, 0.0, 1.0), (8.0, 1.0, 2.0, 9.0), (1.0, 9.0, 7.0, 3.0))
 
 
@@ -159,7 +162,7 @@ def _probed(name: str, function: Callable[..., Array], maximize: bool | None) ->
             f"the formula {name!r} has no gradient with respect to the counts; use no comparison or rounding in it, nor"
             " .item() or .detach()."
         )
-    if isinstance(function, SafeFormula):  # a text treats each entry by itself
+    if isinstance(function, SafeFormula):  # a text formula is always elementwise
         alone = torch.stack([function(*counts).sum() for counts in probe.detach()[:, :, None]])
         if not torch.allclose(alone, value.detach(), equal_nan=True):
             raise ValueError(

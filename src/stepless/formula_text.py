@@ -1,6 +1,6 @@
-"""Formulas as text: a parser that knows a short list of things and refuses everything else, pointing at the character.
+"""Formulas as text: a parser that accepts a short list of syntax and points at the first character of anything else.
 
-Nothing of a text ever reaches `eval`.
+No text ever reaches `eval`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Array]]] = {
 }
 _LONGEST, _DEEPEST, _LARGEST, _STEEPEST = 1000, 50, 1e300, 16
 
-#: What comes first in an operation, by the name its node has for it.
+#: The field that holds the leftmost part of a node, if the node begins with another.
 _FIRST_PARTS: dict[type[ast.expr], str] = {
     ast.BinOp: "left", ast.Compare: "left", ast.IfExp: "body", ast.Attribute: "value", ast.Subscript: "value",
     ast.NamedExpr: "target",
@@ -43,7 +43,7 @@ def names() -> tuple[str, ...]:
 
 
 class TextFormula:
-    """A parsed formula, called like any metric. It keeps its text, which is all that is pickled."""
+    """A parsed formula, called like any metric, and pickled as its text."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -63,7 +63,7 @@ class TextFormula:
 
 
 def parse(text: str) -> TextFormula:
-    """Parse a formula of the counts, such as ``"tp / (tp + fp + 2*fn)"``; anything unknown is a `ValueError`.
+    """Parse a formula of the counts, such as ``"tp / (tp + fp + 2*fn)"``. Raises `ValueError` for anything unknown.
 
     >>> parse("2*tp / (2*tp + fp + fn)")(3.0, 1.0, 1.0, 5.0)
     0.75
@@ -72,7 +72,7 @@ def parse(text: str) -> TextFormula:
 
 
 class _Parser:
-    """Turn a syntax tree into nested closures; every node that is not on the list is an error."""
+    """A compiler of syntax trees into nested closures; any kind of node that is not on the list is an error."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -84,14 +84,15 @@ class _Parser:
         if odd is not None:
             raise self._error("a formula is written in plain printable characters", odd)
         # One line and no leading space, so that a position in it is a position in what the user typed.
-        self.text = self.text.replace("\n", " ").replace("\t", " ")
-        self.text = self.text.strip()
+        self.text = self.text.replace("\n", " ").replace("\t", " ").strip()
+        if "#" in self.text:  # Python would drop the rest of what is now one line
+            raise self._error("a formula has no comments", self.text.index("#"))
         try:
             tree = ast.parse(self.text, mode="eval")
         except SyntaxError as error:
             if not self.text:
                 raise ValueError("the formula is empty; write one, such as 2*tp / (2*tp + fp + fn).") from None
-            at = error.offset - 1 if error.offset else len(self.text)  # it says nothing where something is missing
+            at = error.offset - 1 if error.offset else len(self.text)  # no offset: the text ends too early
             raise self._error("the formula cannot be read", at) from None
         except (RecursionError, MemoryError):
             raise ValueError(f"the formula {self.text[:40]!r} is nested too deeply.") from None
@@ -119,7 +120,7 @@ class _Parser:
         )
 
     def _at(self, node: ast.expr) -> int:
-        """Where a node is what it is: behind its first part, where it begins with one."""
+        """The position of a node's operator or, if it does not begin with another node, its own."""
         part = _FIRST_PARTS.get(type(node))
         first = getattr(node, part) if part else None
         if first is None or first.end_col_offset is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -31,11 +32,12 @@ from stepless.tasks import Batch, check_classes, check_values
 
 #: Chosen by measurement; see benchmarks/defaults.
 DEFAULT_STEP = Linear(delta=0.1)
-#: Of three classes and more the metric alone trains worse than cross-entropy, because a row that is far from its class
-#: has next to no gradient. Chosen by measurement: docs/contest.md says how.
+#: With three classes or more the metric alone trains worse than cross-entropy: a row far from its class has almost no
+#: gradient. Chosen by measurement; see docs/contest.md.
 CLASSES_BLEND = Blending(share=0.5, fewest=3)
 
-_PATIENCE = 100  # forwards of a scheduled loss without advance() before it warns
+#: Training forwards without advance() after which a scheduled loss warns.
+_PATIENCE = 100
 
 
 class MetricLoss(nn.Module):
@@ -101,7 +103,7 @@ class MetricLoss(nn.Module):
     _ways: Dispatcher | None = None
 
     def __new__(cls, metric: Any = None, *_: Any, **__: Any) -> MetricLoss:
-        """A metric of the ranking has a loss of its own kind; copies and pickles come without a metric."""
+        """Make a `RankingLoss` for a ranking metric. Copying and unpickling pass no metric."""
         ranks = cls is MetricLoss and find_ranking(metric) is not None
         return super().__new__(RankingLoss if ranks else cls)
 
@@ -145,35 +147,37 @@ class MetricLoss(nn.Module):
         check_trainable(self.path)
         if average == "none":
             raise ValueError(
-                'average="none" gives one score a class, but a loss is one number; use it with stepless.score.'
+                'average="none" gives one score per class, but a loss is one number; use it with stepless.score.'
             )
         self.step = DEFAULT_STEP if step is None else trainable_step(step)
-        unsaid = blend is None and step is None and schedule is None and task == "multiclass"
-        # beside a price or a number of rows nobody can say how much cross-entropy would weigh
-        ours = unsaid and self.metric.bounded
-        # class weights have no effect on such a metric: the cross-entropy is where they are to have one
-        even = ours and self.metric.even and self.path.average == "macro" and weight is None
-        kind = ("balanced" if even else "plain") if cross_entropy is None else cross_entropy
-        self.blending = (CLASSES_BLEND if ours else asked_blending(blend, schedule)).of_kind(kind)
+        by_default = blend is None and step is None and schedule is None and task == "multiclass"
+        if by_default and self.metric.bounded:  # no share of cross-entropy suits costs or counts of any size
+            # class weights have no effect on an even metric, so the cross-entropy is left plain for them to act on
+            even = self.metric.even and self.path.average == "macro" and weight is None
+            self.blending = CLASSES_BLEND._replace(balanced=even)
+        else:
+            self.blending = asked_blending(blend, schedule)
+        if cross_entropy is not None:
+            self.blending = self.blending.of_kind(cross_entropy)
         self.schedule = schedule
         if schedule is not None and schedule.sharpness is not None:
-            self.step.sharpened(1.0)  # a step without sharpness says so now
+            self.step.sharpened(1.0)  # raises now if the step has no sharpness
         self.validate = validate
         if memory is not None and not isinstance(memory, Memory):
             raise TypeError(f"memory must be a stepless.Memory; got {memory!r}.")
         self.memory = memory
-        with torch.inference_mode(False):  # what inference mode makes cannot be written to outside of it
+        with torch.inference_mode(False):  # tensors made in inference mode could not be updated outside it
             self.register_buffer("progress", torch.zeros(()), persistent=schedule is not None)
             self.register_buffer("multipliers", torch.ones(len(self.constraints)), persistent=bool(self.constraints))
             self.register_buffer("remembered", self._nothing_yet(), persistent=memory is not None)
         self.reducer = make_reducer(sync, gradients)
-        # a group is the reducer's alone: it can be neither copied nor pickled
+        # only the reducer keeps a process group, which can be neither copied nor pickled
         self._sync = sync if sync is None or isinstance(sync, bool) else "group"
         self._fuse()
         self._waiting = 0
 
     def _nothing_yet(self) -> Tensor:
-        """What is remembered at first: zeros, where their number does not wait for that of the classes."""
+        """An empty memory: zeros shaped like the state if that is known before the first batch shows the classes."""
         if self.memory is None or self.path.task != "binary" or torch.compiler.is_compiling():
             return torch.zeros(0)
         row = torch.zeros(1, 1, 1)
@@ -187,7 +191,7 @@ class MetricLoss(nn.Module):
             self._ways.note(way, self)
             if way in (TRITON_DECISIONS, TRITON_CLASSES):
                 return self._ways.fused_on_cuda(input, target)
-            if way == FUSED_CPU:  # nothing in it is autocast's business
+            if way == FUSED_CPU:  # autocast changes nothing in it
                 return self._ways.fused_on_cpu(self._read(input, target, sample_weight))
         with _full_precision(input):
             return self.settle(self._state(way, input, target, sample_weight))
@@ -214,21 +218,23 @@ class MetricLoss(nn.Module):
         return self._ways.way(input, target, sample_weight, validate=self.validate, syncs=self._syncs())
 
     def _read(self, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> Batch:
-        batch = self.path.read(input, target, sample_weight)
+        path = self.path
+        batch = path.read(input, target, sample_weight)
         if self.validate and not torch.compiler.is_compiling():
-            self._check_values(input, target, sample_weight)
+            check_values(
+                input, target, sample_weight, task=path.task, inputs=path.inputs, ignore_index=path.ignore_index
+            )
         return batch
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Move as modules do, but never below single precision: the memory's counts would overflow in ``half()``."""
+        """Convert the buffers, but never to half precision, in which the memory's counts would overflow."""
 
-        def wide(tensor: Tensor) -> Tensor:
+        def without_halving(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
-            halved = moved.dtype in (torch.float16, torch.bfloat16)
-            return tensor.to(moved.device) if halved and tensor.dtype not in (torch.float16, torch.bfloat16) else moved
+            return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
 
-        move: Any = super()._apply  # torch does not say its types
-        return move(wide, recurse)
+        convert: Any = super()._apply  # untyped in torch
+        return convert(without_halving, recurse)
 
     def settle(self, state: State) -> Tensor:
         """Compute the loss from the state of a whole batch, merged over the ranks and with the memory.
@@ -241,7 +247,7 @@ class MetricLoss(nn.Module):
 
     @torch.no_grad()
     def _follow(self, state: State) -> None:
-        """Leave the traces of a batch that the other ranks have had."""
+        """Update multipliers and memory for a batch that only other ranks have."""
         self._settled(state)
 
     def _settled(self, state: State) -> Tensor:
@@ -250,7 +256,7 @@ class MetricLoss(nn.Module):
             state = recall(state, self.remembered, lambda v: self.path.size(present.with_vector(v)["soft"]))
         loss = self.finish(state)
         if self.training:
-            # a first batch in inference mode must not leave what no later one can write to
+            # buffers made in inference mode could not be updated by later batches outside it
             with nullcontext() if torch.compiler.is_compiling() else torch.inference_mode(False):
                 self._after_batch(state, present)
         return loss
@@ -268,23 +274,20 @@ class MetricLoss(nn.Module):
             return self._state(way, input, target, sample_weight)
 
     def _state(self, way: str, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> State:
-        """The state of a batch, by the way it goes."""
-        if way.startswith(TRITON_COUNTS) and self._ways is not None and self._counts_alone():
-            return State.pack(self._ways.blocks(way, input, target, None))  # nobody else has to read the batch
+        """The state of a batch, its smooth counts computed on the given code path."""
+        only_counts = len(self.constraints) == 0 and self.blending.share == 0 and not self.blending.moves
+        if way.startswith(TRITON_COUNTS) and self._ways is not None and only_counts:
+            return State.pack(self._ways.blocks(way, input, target, None))  # the kernel reads the raw tensors
         batch = self._read(input, target, sample_weight)
         return self._measure(batch, partial(self._ways.blocks, way, input, target, batch) if self._ways else dict)
 
-    def _counts_alone(self) -> bool:
-        """Whether the smooth counts of decisions are all that a state holds."""
-        return not (self.constraints or self.blending.share or self.blending.moves)
-
     def _measure(self, batch: Batch, fused: Callable[[], dict[str, Tensor]] = dict) -> State:
-        """The state of a batch, of which a fused way may have the smooth counts, and cross-entropy."""
+        """The state of a batch. ``fused`` returns the blocks that a fused kernel computes, if any."""
         try:
             given = fused()
             blocks = {"soft": given["soft"] if given else self.path.tally(batch, self._current_step(), self.metrics)}
         except (IndexError, RuntimeError):
-            # an index out of range fails inside torch, in torch's words: say it in ours, if that was the cause
+            # torch's own message for a class index out of range does not name it: raise ours if that was the cause
             if not torch.compiler.is_compiling():
                 check_classes(batch)
             raise
@@ -314,21 +317,17 @@ class MetricLoss(nn.Module):
         return loss + pull(self.multipliers.to(loss), hard, near, far)
 
     def _fuse(self) -> None:
-        """Settle which ways there are from scores to loss; where the making itself is compiled, torch fuses them."""
-        if torch.compiler.is_compiling():
+        """Find the fused code paths this loss can take."""
+        if torch.compiler.is_compiling():  # then torch fuses the plain one
             return
-        extras = {
-            "constraints": self.constraints,
-            "a schedule": self.schedule,
-            "a memory": self.memory,
-        }
-        extra = next((name for name, there in extras.items() if there), None)
+        extras = {"constraints": self.constraints, "a schedule": self.schedule, "a memory": self.memory}
+        extra = next((name for name, setting in extras.items() if setting), None)
         steady = self.schedule is None or self.schedule.sharpness is None
         self._ways = Dispatcher(self.path, self.metrics, self.step, extra, self.blending, steady=steady)
 
     def advance(self, progress: float) -> None:
         """Tell the schedule how far training is, from 0 to 1. Without a schedule this does nothing."""
-        given: Any = progress  # numpy's numbers are real ones too
+        given: Any = progress  # may be a numpy scalar
         if not isinstance(given, Real) or not 0 <= float(given) <= 1:
             raise ValueError(f"progress must lie in [0, 1], as in step / total_steps; got {progress!r}.")
         if self.schedule is not None:
@@ -341,18 +340,20 @@ class MetricLoss(nn.Module):
             return {}
         metrics = tuple(constraint.metric for constraint in self.constraints)
         scores = self.path.hard_scores(input, target, metrics, sample_weight)
-        return {str(c): float(c.violation(s)) for c, s in zip(self.constraints, scores, strict=True)}
+        found: dict[str, float] = {}
+        for constraint, score in zip(self.constraints, scores, strict=True):
+            name = str(constraint)  # formulas may share a name: report the worst
+            found[name] = max(float(constraint.violation(score)), found.get(name, -math.inf))
+        return found
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         saved = state_dict.get(prefix + "remembered")
-        if (
-            saved is not None and self.memory is not None
-        ):  # its size is that of the state, known from the first batch on
+        if saved is not None and self.memory is not None:  # sized like the state, unknown before the first batch
             self.remembered = torch.zeros_like(saved, device=self.remembered.device)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ways": None}  # they hold closures, and are made anew
+        return {**self.__dict__, "_ways": None}  # holds closures; rebuilt by __setstate__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -363,13 +364,7 @@ class MetricLoss(nn.Module):
         shown = [repr(self.metric.name), *(f"{k}={v!r}" for k, v in self.metric.options), f"step={self.step}"]
         if not self.metric.greater_is_better and self.metric.name not in METRICS:
             shown.append("maximize=False")
-        path, plain = self.path, Path()
-        shown += [
-            f"{k}={getattr(path, k)!r}" for k in ("task", "average", "inputs") if getattr(path, k) != getattr(plain, k)
-        ]
-        shown += [f"threshold={t}" for t in (path.cuts, path.offsets) if t not in (0.5, None)]
-        shown += [f"{k}={getattr(path, k)!r}" for k in ("ignore_index", "weight") if getattr(path, k) is not None]
-        shown += ["per_image=True"] * (path.unit == "image") + ["overlap='min'"] * (path.overlap == "min")
+        shown += self.path.settings()
         if self.blending.share:
             shown.append(f"blend={self.blending.share:g}")
         if self.blending.balanced:
@@ -392,28 +387,28 @@ class MetricLoss(nn.Module):
         return self.step.sharpened(self.schedule.at(self.progress, "sharpness"))
 
     def _excess(self, sums: Tensor) -> Tensor:
-        """How far each constraint is from its bound, by these counts."""
+        """How far each constraint is from its bound, according to the sums of `Path.tally`."""
         return relative_excess(self.constraints, self.path.scores(sums, self.metrics)[1:])
 
     def _syncs(self) -> bool:
-        """Whether ranks share this batch: in training where several run, in evaluation only if asked."""
+        """Whether the ranks' states are added: in training with several ranks, in evaluation only on request."""
         if self.reducer is None or not (self.training or self._sync is True):
             return False
         return world_size(self.reducer.group) > 1
 
     def _after_batch(self, state: State, present: State) -> None:
-        """What a training batch leaves behind: it is remembered, and the multipliers of violated constraints grow."""
+        """Update the memory, the constraints' multipliers and the count of forwards without `advance`."""
         if self.memory is not None:
             self.remembered = self.memory.keep(self.remembered, present)
         if self.constraints:
             with torch.no_grad():
                 excess = self._excess(state["hard"].detach()).to(self.multipliers.dtype)
-                if self.multipliers.device != excess.device:  # moved once: every later copy would make the host wait
+                if self.multipliers.device != excess.device:  # once, because copies wait for a GPU
                     self.multipliers = self.multipliers.to(excess.device)
-                # a batch of NaN, as autocast may bring, says nothing of the constraint: its decisions are all no
+                # NaN scores, as autocast may produce, count as negative decisions: ignore such a batch
                 grown = grow(self.multipliers, torch.where(present.vector.isfinite().all(), excess, 0.0))
             if torch.compiler.is_compiling():
-                self.multipliers = grown  # a compiled backward would read the buffer after a change in place
+                self.multipliers = grown  # changed in place, the buffer would be wrong in the compiled backward
             else:
                 self.multipliers.copy_(grown)
         if self.schedule is not None and not torch.compiler.is_compiling() and self._waiting >= 0:
@@ -425,13 +420,9 @@ class MetricLoss(nn.Module):
                     stacklevel=7,  # the caller of the loss
                 )
 
-    def _check_values(self, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> None:
-        path = self.path
-        check_values(input, target, sample_weight, task=path.task, inputs=path.inputs, ignore_index=path.ignore_index)
-
 
 class RankingLoss(MetricLoss):
-    """The `MetricLoss` of a name from `stepless.RANKINGS`: a smooth stand-in for a metric of the ranking.
+    """The `MetricLoss` for a name from `stepless.RANKINGS`: a smooth surrogate of a ranking metric.
 
     It compares the samples of a batch with one another, so it is not a function of sums, and there is no state to add,
     remember or share. Training under ``torch.distributed`` is an error, unless ``sync=False`` asks for the loss of each
@@ -459,7 +450,7 @@ class RankingLoss(MetricLoss):
         return self.settle_rows(self.rows(input, target, sample_weight))
 
     def rows(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Rows:
-        """What a batch brings to the ranking: scores and weights, which are laid end to end and not added."""
+        """A batch's scores and weights; those of several batches are concatenated, not added."""
         with _full_precision(input):
             batch = self.ranker.read(input, target, sample_weight)
             if self.validate and not torch.compiler.is_compiling():
@@ -467,7 +458,7 @@ class RankingLoss(MetricLoss):
             return self.ranker.rows(batch)
 
     def settle_rows(self, rows: Rows) -> Tensor:
-        """The loss of a whole batch's rows."""
+        """Compute the loss from the rows of a whole batch."""
         if self.training and self._sync is None and world_size() > 1:
             raise RuntimeError(
                 f"{self.metric.name!r} compares samples with one another, and each of the {world_size()} ranks has its"
@@ -490,14 +481,14 @@ class RankingLoss(MetricLoss):
     measure = finish = settle = _no_state  # type: ignore[assignment]
 
     def violations(self, input: Any, target: Any, sample_weight: Any = None) -> dict[str, float]:
-        """No constraints, no violations."""
+        """Return an empty dictionary: a ranking has no constraints."""
         return {}
 
     def _fuse(self) -> None:
         self._ways = None
 
     def _get_name(self) -> str:
-        return "MetricLoss"  # what the user called
+        return "MetricLoss"  # the name the user called
 
     def extra_repr(self) -> str:
         """The settings that differ from the defaults."""
@@ -505,7 +496,7 @@ class RankingLoss(MetricLoss):
 
 
 def _full_precision(input: Tensor) -> Any:
-    """Autocast off, because it would count in half precision; nothing at all where it is off already."""
+    """A context without autocast, which would count in half precision."""
     if isinstance(input, Tensor) and not input.is_meta and torch.is_autocast_enabled(input.device.type):
         return torch.autocast(input.device.type, enabled=False)
     return nullcontext()

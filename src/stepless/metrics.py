@@ -37,14 +37,14 @@ def metric(
     """Register a function of the confusion counts as a metric under its own name, and return it unchanged.
 
     Args:
-        misplaced: Leave empty. A formula passed here raises an error that explains how to register it.
+        misplaced: Leave empty. ``@metric`` without parentheses raises an error that explains how to register it.
         best: The score of perfect decisions. The loss is the distance from it.
         greater_is_better: False for costs and error rates.
         kind: What the function reads: one ``"class"``, all classes on the last axis (``"joint"``) or the ``"matrix"``.
         aliases: Other names.
         source: Where it was published.
-        worst: The worst possible score, if there is one. The default ``blend`` of `stepless.MetricLoss` asks whether
-            scores lie within [−1, 1]; for a metric of all classes, or with options, only ``best`` and ``worst`` tell.
+        worst: The worst possible score, if there is one. The default ``blend`` of `stepless.MetricLoss` depends on
+            whether scores lie within [−1, 1]; for a metric of all classes, or with options, that needs ``worst``.
 
     Example:
         >>> import stepless as sl
@@ -63,7 +63,7 @@ def metric(
     def register(formula: Formula) -> Formula:
         even = is_even(formula, kind)
         made = Metric(formula.__name__, formula, best, greater_is_better, kind, source, worst, even=even)
-        if worst is None and kind == "class" and not made.defaults and is_share(formula):  # options may lead anywhere
+        if worst is None and kind == "class" and not made.defaults and is_share(formula):  # options could widen it
             made = replace(made, bounded=True)
         METRICS.add(made.name, made, aliases)
         return formula

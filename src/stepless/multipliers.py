@@ -1,4 +1,4 @@
-"""How constraints pull a loss, and how their multipliers grow: a Lagrangian whose value is that of the decisions."""
+"""The Lagrangian of constraints: hard counts give its value, smooth counts its gradient."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from stepless.constraints import Constraint
 from stepless.numerics import Array, clip, logit, namespace
 from stepless.steps import Promise, Step, Threshold
 
-#: A multiplier grows by this times what its constraint lacks in each training batch, up to the cap.
+#: In each training batch a multiplier grows by this times the violation, up to the cap.
 _RATE, _CAP = 1.0, 100.0
-#: A constraint pulls until it holds by this much, so that the last step does not end a sample short of it.
+#: A constraint has a gradient until it holds by this margin, so that training does not end one sample short of it.
 _MARGIN = 0.01
-#: How hard it pulls what is far from the threshold, times how hard it pulls what is near.
+#: The weight of the gradient through `FarReaching`, relative to that through the loss's own step.
 _FAR = 2.0
-#: A score farther than this from the threshold is no farther: infinity over infinity is NaN.
+#: Logit margins are clipped here, because infinity over infinity is NaN.
 _FARTHEST = 1e18
 
 
 @dataclass(frozen=True)
 class FarReaching(Step):
-    """½ + ½·m/(1 + |m|) of m = logit p − logit τ: it falls off so slowly that no row is beyond its reach.
+    """½ + ½·m/(1 + |m|) of m = logit p − logit τ, whose slope falls off so slowly that every row has a gradient.
 
-    A poor stand-in for a decision, so it is not among `stepless.STEPS`: a constraint pulls with it what a steeper step
-    has let go.
+    It approximates a decision poorly, so it is not in `stepless.STEPS`. Constraints use it for rows so far from the
+    threshold that the loss's own step has no gradient there.
 
     >>> import torch
     >>> FarReaching()(torch.tensor([0.0, 0.5, 0.9]), 0.5)
@@ -48,7 +48,7 @@ class FarReaching(Step):
 
 
 def relative_excess(constraints: Sequence[Constraint], values: Sequence[Tensor]) -> Tensor:
-    """How far each value is beyond its constraint's bound, as a share of what is above 1: a formula may count rows."""
+    """How far each value violates its bound, relative to values or bounds above 1, as of formulas that count rows."""
     return torch.stack([
         constraint.violation(value) / value.detach().abs().clamp(min=max(1.0, abs(constraint.bound)))
         for constraint, value in zip(constraints, values, strict=True)
@@ -56,15 +56,15 @@ def relative_excess(constraints: Sequence[Constraint], values: Sequence[Tensor])
 
 
 def pull(multipliers: Tensor, hard: Tensor, near: Tensor, far: Tensor) -> Tensor:
-    """What constraints add to a loss, from their excess by hard counts and by two kinds of smooth ones.
+    """What constraints add to a loss, given their excess by hard counts and by two kinds of smooth counts.
 
-    The value and the activity come from the decisions themselves, the direction from smooth counts: those of the loss,
-    and those of `FarReaching`, which reaches rows of which the loss has made a network wrongly sure.
+    Hard counts decide the value and whether a constraint is active. The gradient comes from the smooth counts of the
+    loss's own step and of `FarReaching`, which also reaches rows that the network is confidently wrong about.
     """
     slope = near + _FAR * far
     return (multipliers.clone() * (hard.clamp(min=0) + (hard > -_MARGIN) * (slope - slope.detach()))).sum()
 
 
 def grow(multipliers: Tensor, excess: Tensor) -> Tensor:
-    """The multipliers after a batch: what is violated will pull harder."""
+    """The multipliers after a batch: those of violated constraints grow."""
     return (multipliers + torch.where(excess > 0, _RATE * excess, 0.0)).clamp(max=_CAP)

@@ -2,8 +2,8 @@
 
 A metric divides counts that may be zero. Masking *after* the division (``where(b == 0, 0, a / b)``) repairs the
 value but still sends NaN backwards, so the denominator is repaired first. The functions dispatch on the array's own
-type: torch, numpy, JAX and plain numbers share one formula. What steps and counts need besides is here too, for
-torch by its own functions, and for every other library from the few that all of them have.
+type: torch, numpy, JAX and plain numbers share one formula. The other functions that steps and counts need are here
+too, as torch's own for tensors, and for every other library built from the few that all of them have.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import torch
 
 Array = Any  #: a tensor, an ndarray, a JAX array or a number; the formulas use operators only
 
-#: What is smaller than this is nothing. The counts of a class that no row has and none is given fall to 1e-38 in
-#: float32; their reciprocals overflow, and infinity times the slope of 0 that they meet is NaN. The same limit holds in
-#: every precision and library, so that all ways to a loss agree.
+#: Anything smaller counts as 0. The soft counts of an absent class can be as small as 1e-38 in float32: their
+#: reciprocals overflow, and infinity times a zero slope is NaN. One limit for every precision and library, so that all
+#: code paths of a loss agree.
 NOTHING = 1e-35
 
 
 def namespace(x: Array) -> Any:
-    """The module whose functions work on ``x``: torch, numpy, or what the array itself names."""
+    """The module whose functions work on ``x``: torch, numpy, or the array's own namespace."""
     if isinstance(x, torch.Tensor):
         return torch
     if isinstance(x, np.ndarray) and x.dtype == object:  # an array of symbols
@@ -35,7 +35,7 @@ def namespace(x: Array) -> Any:
 
 
 def nonzero(x: Array) -> Array:
-    """Where ``x`` is more, or less, than `NOTHING`; NaN counts as something, so that it stays visible."""
+    """Where ``x`` differs from 0 by at least `NOTHING`. True for NaN, so that it stays visible."""
     if isinstance(x, (int, float)):
         return not -NOTHING < x < NOTHING
     xp = namespace(x)
@@ -60,8 +60,8 @@ def ratio(numerator: Array, denominator: Array, zero_division: float = 0.0) -> A
 
 @lru_cache(maxsize=1)
 def jax_quotient() -> Any:
-    """Division in JAX with a derivative that does not square the denominator, as its own has: 1e-20² is 0."""
-    import jax  # noqa: PLC0415 - who has a JAX array has JAX
+    """Division for JAX whose derivative does not square the denominator, as JAX's own does: 1e-20² is 0."""
+    import jax  # noqa: PLC0415 - needed for JAX arrays only
     from jax import numpy as jnp  # noqa: PLC0415
 
     @jax.custom_jvp
@@ -75,7 +75,7 @@ def jax_quotient() -> Any:
         return result, quotient(da - result * db, b)
 
     def divided(a: Any, b: Any) -> Any:
-        a, b = jnp.broadcast_arrays(a, b)  # what JAX differentiates has one shape and type
+        a, b = jnp.broadcast_arrays(a, b)  # a custom derivative needs one shape and dtype
         dtype = jnp.result_type(a, b, float)
         return quotient(a.astype(dtype), b.astype(dtype))
 
@@ -83,7 +83,7 @@ def jax_quotient() -> Any:
 
 
 def _is_all(mask: Array) -> bool:
-    """Whether a mask of numpy's is true throughout. Of other libraries' nothing is read: that might wait, or trace."""
+    """Whether a numpy mask is all true. Other libraries' masks are not read: that could wait for a device or trace."""
     return isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and bool(mask.all())
 
 
@@ -104,7 +104,7 @@ def root(x: Array, degree: float = 2.0) -> Array:
 
 
 def product(x: Array) -> Array:
-    """The product over the last axis, taken in pairs: torch's own derivative of ``prod`` waits for the device."""
+    """The product over the last axis, taken in pairs: the backward of torch's ``prod`` waits for the device."""
     while x.shape[-1] > 1:
         odd = x[..., x.shape[-1] // 2 * 2 :]
         x = x[..., : x.shape[-1] // 2 * 2 : 2] * x[..., 1::2]
@@ -147,7 +147,7 @@ def clip(x: Array, low: Array | None = None, high: Array | None = None) -> Array
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + e^−x), with no exponential that overflows: infinity times a zero slope is NaN."""
+    """1 / (1 + e^−x), without an exponential that overflows: infinity times a zero slope is NaN."""
     if isinstance(x, torch.Tensor):
         return torch.sigmoid(x)
     xp = namespace(x)
@@ -174,7 +174,7 @@ def softplus(x: Array) -> Array:
 
 
 def softmax(x: Array) -> Array:
-    """Shares along axis 1."""
+    """The softmax along axis 1."""
     if isinstance(x, torch.Tensor):
         return torch.softmax(x, 1)
     shares = namespace(x).exp(x - detached(x.max(1))[:, None])
@@ -182,7 +182,7 @@ def softmax(x: Array) -> Array:
 
 
 def log_softmax(x: Array) -> Array:
-    """The logarithms of the shares along axis 1."""
+    """The logarithm of the softmax along axis 1."""
     if isinstance(x, torch.Tensor):
         return torch.log_softmax(x, 1)
     xp = namespace(x)
@@ -196,17 +196,17 @@ def largest_two(x: Array) -> Array:
 
 
 def last(x: Array, axis: int) -> Array:
-    """``x`` with an axis moved to the end; torch's ``moveaxis`` does not go through ``vmap``."""
+    """``x`` with an axis moved to the end; torch's ``moveaxis`` does not work under ``vmap``."""
     return x.movedim(axis, -1) if isinstance(x, torch.Tensor) else namespace(x).moveaxis(x, axis, -1)
 
 
 def detached(x: Array) -> Array:
-    """The same values, as constants: no gradient goes through them."""
+    """The same values without gradients."""
     if isinstance(x, torch.Tensor):
         return x.detach()
     xp = namespace(x)
     if getattr(xp, "__name__", "") == "jax.numpy":
-        from jax.lax import stop_gradient  # noqa: PLC0415 - who has a JAX array has JAX
+        from jax.lax import stop_gradient  # noqa: PLC0415 - needed for JAX arrays only
 
         return stop_gradient(x)
     return xp.stop_gradient(x) if hasattr(xp, "stop_gradient") else x
@@ -218,12 +218,12 @@ def cast(x: Array, dtype: Any) -> Array:
 
 
 def is_floating(x: Array) -> bool:
-    """Whether the dtype is one of floating-point numbers."""
+    """Whether the dtype is a floating-point one."""
     return x.is_floating_point() if isinstance(x, torch.Tensor) else "float" in str(x.dtype)
 
 
 def ones(shape: Any, like: Array, dtype: Any) -> Array:
-    """Ones, in ``like``'s library and on its device."""
+    """Ones in the library and on the device of ``like``."""
     if isinstance(like, torch.Tensor):
         return torch.ones(shape, dtype=dtype, device=like.device)
     return namespace(like).ones(shape, dtype=dtype)
@@ -240,9 +240,9 @@ def _extremum(a: Array, b: Array, name: str, of_numbers: Any) -> Array:
 
 
 def constant(values: Any, like: Array, dtype: Any = None) -> Array:
-    """Nested numbers as an array of ``like``'s library and device, in its dtype or another.
+    """Nested numbers as an array in the library and on the device of ``like``, by default in its dtype.
 
-    On an accelerator the copy is made once and kept, because copying from the host makes it wait.
+    On an accelerator the array is cached, because each copy from the host makes it wait.
     """
     dtype = dtype or like.dtype
     if not isinstance(like, torch.Tensor):
@@ -253,13 +253,13 @@ def constant(values: Any, like: Array, dtype: Any = None) -> Array:
 
 
 @lru_cache(maxsize=256)
-@torch.inference_mode(False)  # a constant made for an evaluation may be wanted for training
+@torch.inference_mode(False)  # cached during an evaluation, it may be needed in training
 def _kept_constant(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype, device=device)
 
 
 def check_unmasked(values: Any, name: str) -> None:
-    """Raise for an array of numpy's that hides entries, which everything else would count."""
+    """Raise for a numpy array with masked entries, which would be counted."""
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
         raise TypeError(
             f"{name} must be a plain array; it has masked entries, which would be counted as they are. Leave them out."
@@ -267,12 +267,12 @@ def check_unmasked(values: Any, name: str) -> None:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a setting is a whole number: Python's or numpy's, and no bool."""
+    """Whether a value is an integer of Python or numpy, but not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def as_tuple(values: Any) -> Any:
-    """Nested sequences, arrays or tensors as nested tuples of numbers: hashable, comparable, free of a device."""
+    """Nested sequences, arrays or tensors as nested tuples of numbers, which can be hashed and compared."""
     if hasattr(values, "tolist"):
         values = values.tolist()
     return tuple(as_tuple(v) for v in values) if isinstance(values, (list, tuple, range)) else values

@@ -17,7 +17,7 @@ from stepless.ranking import RANKINGS, find_ranking
 from stepless.schedules import Schedule
 from stepless.steps import Identity, Linear, LogitSigmoid, RaisedCosine, Sigmoid
 
-#: Beyond such a logit a probability is 0 or 1, and no threshold.
+#: The sigmoid of a larger logit is nearly 0 or 1, which is no threshold.
 _FARTHEST = 36.0
 #: The thresholds *Bridging the Gap* averages over.
 SOFT_SET_THRESHOLDS = tuple(round(0.1 * i, 1) for i in range(1, 10))
@@ -52,7 +52,7 @@ def soft_sets(metric: str = "f1", *, step: str = "linear", **settings: Any) -> M
         area = replace(ranking, surrogate=ordering.soft_set_area, scale="probabilities")
         return MetricLoss(area, thresholds=SOFT_SET_THRESHOLDS, **settings)
     thresholds: Any = SOFT_SET_THRESHOLDS
-    if settings.get("task") == "multilabel":  # a row each: a flat sequence would be one threshold a label
+    if settings.get("task") == "multilabel":  # rows, because a flat sequence would be one threshold per label
         thresholds = [(tau,) for tau in thresholds]
     return MetricLoss(metric, step=steps[step], threshold=thresholds, **settings)
 

@@ -1,4 +1,4 @@
-"""Named things: look one up by its name or alias, and get the nearest names when it does not exist."""
+"""Registries of named objects, and `Metric`, which the registry of metrics holds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stepless.counts import cells_of, counts_of
 from stepless.numerics import Array, as_tuple
 from stepless.safe_counts import are_safe, for_formulas
 
-#: What else a caller may have meant by an option that no metric has: the settings of the loss and of the score.
+#: Settings of losses and scores, to suggest for an option that a metric does not have.
 SETTINGS = (
     "task", "average", "inputs", "step", "threshold", "ignore_index", "weight", "per_image", "overlap", "blend",
     "cross_entropy", "schedule", "subject_to", "maximize", "validate", "sample_weight",
@@ -26,7 +26,7 @@ Kind = Literal["class", "joint", "matrix"]
 
 
 def snake_case(name: str) -> str:
-    """A name as names are written here.
+    """A name in the spelling of the registries.
 
     >>> snake_case("Balanced-Accuracy"), snake_case("f1 score")
     ('balanced_accuracy', 'f1')
@@ -35,7 +35,7 @@ def snake_case(name: str) -> str:
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """A mapping from names to objects. It also knows aliases, and suggests the nearest names for a wrong one."""
+    """A mapping from names and aliases to objects that suggests the nearest names for an unknown one."""
 
     def __init__(self, noun: str) -> None:
         self._noun = noun
@@ -44,11 +44,11 @@ class Registry(Mapping[str, T], Generic[T]):
         self._reserved: set[str] = set()
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Reserve names that are used elsewhere, so that they cannot be registered here."""
+        """Forbid names that are used elsewhere."""
         self._reserved.update(names)
 
     def add(self, name: str, thing: T, aliases: Iterable[str] = ()) -> None:
-        """Register ``thing``. A name or alias that is taken is an error, so nothing is replaced by accident."""
+        """Register ``thing``. A name or alias that is taken is an error."""
         if isinstance(aliases, str):
             raise TypeError(f"aliases must be a sequence of names, as in ({aliases!r},); got the text {aliases!r}.")
         for taken in (name, *aliases):
@@ -88,7 +88,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return f"<{len(self)} {self._noun}s: {', '.join(self)}>"
 
 
-#: Counts (tp, fp, fn, tn): all right, most right, most wrong, and corners where next to nothing is right.
+#: Counts (tp, fp, fn, tn) to try formulas on: all right, mostly right, mostly wrong, and extremes.
 _TABLES = (
     (1.0, 0.0, 0.0, 1.0), (8.0, 1.0, 2.0, 9.0), (1.0, 9.0, 7.0, 3.0), (0.0, 1e3, 1.0, 1.0), (0.0, 1.0, 1e3, 1.0),
     (1.0, 1e3, 1e3, 1.0), (1e3, 1.0, 1.0, 0.0), (0.0, 1.0, 1.0, 1e3),
@@ -97,7 +97,7 @@ _TABLES = (
 
 @torch.no_grad()
 def is_share(formula: Callable[..., Any]) -> bool:
-    """Whether a formula of one class stays within [−1, 1], however many rows it is given: tried, not proved.
+    """Whether a formula of one class stays within [−1, 1] for any number of rows (tried on examples, not proved).
 
     >>> is_share(lambda tp, fp, fn, tn: tp / (tp + fp + fn)), is_share(lambda tp, fp, fn, tn: tp - fp)
     (True, False)
@@ -106,18 +106,18 @@ def is_share(formula: Callable[..., Any]) -> bool:
     try:
         few, many = (torch.as_tensor(formula(*counts.unbind(-1))) for counts in (tables, 10 * tables))
         return bool((few.abs() <= 1).all()) and torch.allclose(few, many)
-    except Exception:  # whatever is wrong with it is told where it is used
+    except Exception:  # the error is raised where the formula is used
         return False
 
 
-#: Decisions about three classes, rows the truth, and how many times as frequent the classes are made.
+#: A confusion matrix of three classes, rows the truth, and factors that change the class frequencies.
 _DECISIONS = ((5.0, 2.0, 1.0), (1.0, 6.0, 2.0), (2.0, 1.0, 4.0))
 _TIMES = (1.0, 3.0, 0.5)
 
 
 @torch.no_grad()
 def is_even(formula: Callable[..., Any], kind: Kind) -> bool:
-    """Whether a formula says the same of several classes however frequent each of them is: tried, not proved.
+    """Whether a formula's scores do not depend on the class frequencies (tried on an example, not proved).
 
     >>> is_even(lambda tp, fp, fn, tn: tp / (tp + fn), "class"), is_even(lambda tp, fp, fn, tn: tp / (tp + fp), "class")
     (True, False)
@@ -127,13 +127,13 @@ def is_even(formula: Callable[..., Any], kind: Kind) -> bool:
     try:
         as_it_is, rescaled = (formula(*(t,) if kind == "matrix" else counts_of(cells_of(t))) for t in tables)
         return torch.allclose(as_it_is, rescaled)
-    except Exception:  # whatever is wrong with it is told where it is used
+    except Exception:  # the error is raised where the formula is used
         return False
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric: a pure function of the confusion counts, and what the formula alone does not tell.
+    """A metric: a pure function of the confusion counts, with its best value, direction and kind.
 
     Attributes:
         name: The metric's name.
@@ -142,10 +142,10 @@ class Metric:
         greater_is_better: Whether a greater score is better.
         kind: Which counts the function reads: one ``"class"``, all classes (``"joint"``) or the whole ``"matrix"``.
         source: Where the formula was published.
-        worst: The worst possible score; None if there is none, or it is not known.
+        worst: The worst possible score; None if there is none or it is unknown.
         options: The keyword arguments fixed by :meth:`bind`, as pairs.
-        bounded: Whether scores lie within [−1, 1] for any number of rows, as shares do.
-        even: Whether scores over several classes do not depend on the class frequencies, as recalls do not.
+        bounded: Whether scores lie within [−1, 1] for any number of rows.
+        even: Whether scores do not depend on the class frequencies, as recall does not.
     """
 
     name: str
@@ -158,8 +158,8 @@ class Metric:
     options: tuple[tuple[str, Any], ...] = ()
     bounded: bool = field(default=False, repr=False)
     even: bool = field(default=False, repr=False)
-    #: Whether its score is NaN where it is undefined. A field, because torch.compile takes a bool for a constant, and
-    #: makes a variable of an option that is a number.
+    #: Whether undefined scores are NaN. A field of its own, because torch.compile treats a bool as a constant but a
+    #: numeric option as a variable.
     marks_undefined: bool = field(init=False, repr=False, compare=False, default=False)
 
     def __post_init__(self) -> None:
@@ -205,7 +205,7 @@ class Metric:
                     hint = f"it has {', '.join(map(repr, known))}." if known else "it has none."
                 raise TypeError(f"metric {self.name!r} has no option {name!r}; {hint}")
         pairs = {**dict(self.options), **{name: as_tuple(value) for name, value in options.items()}}
-        # it was tried with the defaults; what is 0/0 changes no class that has rows
+        # is_even tried the defaults; zero_division affects only classes without rows
         even = self.even and all(name == "zero_division" or value == known[name] for name, value in pairs.items())
         return replace(self, options=tuple(sorted(pairs.items())), even=even)
 

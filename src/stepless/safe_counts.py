@@ -1,6 +1,6 @@
-"""Counts that divide and take roots safely at zero, for formulas of the user's own.
+"""Counts that divide and take roots safely at zero, for users' formulas.
 
-A plain ``tp / (tp + fp)`` then has the same value and gradient there as our own formulas.
+A plain ``tp / (tp + fp)`` then has the same value and gradient at zero as the registered metrics.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SafeFormula:
         return result.value if isinstance(result, SafeCount) else result
 
 
-#: What torch's functions divide 1 by.
+#: torch's functions that divide 1 by something, and what they divide it by.
 _INVERSES: dict[Callable[..., Any], Callable[[Any], Any]] = {torch.reciprocal: lambda x: x, torch.rsqrt: root}
 
 
@@ -43,16 +43,16 @@ class SafeCount:
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         plain = [_value(a) for a in args]
-        if func in (torch.div, torch.true_divide, torch.divide, Tensor.div, Tensor.__truediv__):
-            return cls(ratio(*plain[:2]))
+        if func in (torch.div, torch.true_divide, torch.divide, Tensor.div, Tensor.__truediv__) and not kwargs:
+            return cls(ratio(*plain))
         if func in _INVERSES:
             return cls(ratio(1.0, _INVERSES[func](plain[0])))
         if func is torch.sqrt:
             return cls(root(plain[0]))
-        if func in (torch.pow, torch.float_power) and isinstance(plain[1], (int, float)):
-            return cls(power(plain[0], plain[1]))
+        if func in (torch.pow, torch.float_power) and isinstance(plain[-1], (int, float)) and not kwargs:
+            return cls(power(*plain))
         named = {k: _value(v) for k, v in (kwargs or {}).items()}
-        if isinstance(counts := _first_count(args), np.ndarray | np.generic):  # where thresholds are tuned
+        if isinstance(counts := _first_count(args), np.ndarray | np.generic):  # while tuning thresholds
             result = func(*map(_as_tensors, plain), **named)
             return cls(result.numpy().astype(counts.dtype)) if isinstance(result, Tensor) else result
         result = func(*plain, **named)
@@ -101,7 +101,7 @@ class SafeCount:
 
 
 def for_formulas(function: Callable[..., Array]) -> Callable[..., Array]:
-    """Let a function of arrays take the counts of a user's formula as well."""
+    """Let a function of arrays accept `SafeCount` too."""
 
     @wraps(function)
     def accepting(*args: Any, **options: Any) -> Any:
@@ -113,12 +113,12 @@ def for_formulas(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def are_safe(args: tuple[Any, ...]) -> bool:
-    """Whether any of these is a count of a user's formula."""
+    """Whether any argument is a `SafeCount`."""
     return any(isinstance(arg, SafeCount) for arg in args)
 
 
 def _first_count(args: Any) -> Any:
-    """The array that the first count among arguments holds; they may stand in a list, as for torch.stack."""
+    """The array of the first count among arguments, which may be in a list, as for torch.stack."""
     for arg in args:
         if isinstance(arg, SafeCount):
             return arg.value
@@ -140,11 +140,11 @@ def _value(x: Any) -> Any:
 
 
 def power(base: Array, exponent: float) -> Array:
-    """``base ** exponent``, a root or a quotient where it is one."""
+    """``base ** exponent``, by `root` for an exponent below 1 and by `ratio` for a negative one."""
     if exponent < 0:
         return ratio(1.0, power(base, -exponent))
     if 0 < exponent < 1:
         return root(base, 1 / exponent)
-    if exponent % 1:  # of less than 0 it is none, as a root is
+    if exponent % 1:  # 0 for a negative base, like a root
         base = maximum(base, 0.0)
     return float(base) ** exponent if isinstance(base, int) else base**exponent

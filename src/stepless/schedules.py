@@ -1,4 +1,4 @@
-"""What may change while a loss trains."""
+"""Settings of a loss that change while it trains."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from stepless.registry import Metric
 from stepless.steps import Hard, Step
 from stepless.tasks import Batch, Inputs, Task, as_tensor, check_task, check_values, read
 
-_AVERAGES, _OVERLAPS = get_args(Average), get_args(Overlap)  # which torch.compile does not trace
+_AVERAGES, _OVERLAPS = get_args(Average), get_args(Overlap)  # torch.compile does not trace get_args
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,21 @@ class Path:
     average: Average = "macro"
     inputs: Inputs = "logits"
     cuts: Cuts = 0.5
-    offsets: tuple[float, ...] | None = None  #: of the classes, multiclass only
+    offsets: tuple[float, ...] | None = None  #: one per class, multiclass only
     ignore_index: int | None = None
     weight: tuple[float, ...] | None = None
     unit: Unit = "batch"
     overlap: Overlap = "expected"
-    logit_cuts: Cuts | None = None  #: of a rule tuned on logits, as they are, because a sigmoid rounds
+    logit_cuts: Cuts | None = None  #: thresholds tuned on logits, compared with logits because a sigmoid rounds
+
+    def settings(self) -> list[str]:
+        """The arguments that differ from the defaults, as text."""
+        plain = Path()
+        names = ("task", "average", "inputs", "ignore_index", "weight")
+        shown = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(plain, name)}
+        cuts = [f"threshold={cut}" for cut in (self.cuts, self.offsets) if cut not in (0.5, None)]
+        flags = ["per_image=True"] * (self.unit == "image") + ["overlap='min'"] * (self.overlap == "min")
+        return [f"{name}={value!r}" for name, value in shown.items()] + cuts + flags
 
     def read(self, input: Tensor, target: Tensor, sample_weight: Tensor | None, *, exact: bool = False) -> Batch:
         """The batch in the package's own form; ``exact`` counts in float64."""
@@ -50,7 +59,7 @@ class Path:
         )  # fmt: skip
 
     def tally(self, batch: Batch, step: Step, metrics: tuple[Metric, ...]) -> Array:
-        """The sums that `scores` needs: the counts, or where units are scored by themselves, sums of their scores."""
+        """The sums that `scores` needs: the counts, or for images and samples the sums of their scores and weights."""
         table = self.count(batch, step, metrics)
         if self.unit == "batch":
             return table
@@ -61,10 +70,10 @@ class Path:
     def scores(self, sums: Array, metrics: tuple[Metric, ...]) -> tuple[Array, ...]:
         """One score for each metric (one for each class and metric with ``average="none"``), from the sums of `tally`.
 
-        It is arithmetic on the sums, whatever array holds them, with any number of leading axes.
+        The sums may be an array of any library, with any number of leading axes.
         """
         if self.unit != "batch":
-            # where no unit has a score, there is none: NaN for a metric that says so of what is undefined, otherwise 0
+            # the score where no unit has one
             empty = [math.nan if metric.marks_undefined else 0.0 for metric in metrics]
             pairs = sums.reshape(*sums.shape[:-1], len(metrics), -1, 2)  # one for each threshold
             return tuple(ratio(pairs[..., i, :, 0], pairs[..., i, :, 1], zero).mean(-1) for i, zero in enumerate(empty))
@@ -75,17 +84,17 @@ class Path:
         return tuple(score.mean(-2 if self.average == "none" else -1) for score in scored)
 
     def size(self, sums: Tensor) -> Tensor:
-        """How much the sums of `tally` count, by weight: units, or entries of a matrix or of all classes' cells."""
+        """The total weight behind the sums of `tally`: of the units, of the matrix, or of all classes' cells."""
         return sums[1] if self.unit != "batch" else sums[0, 0].sum()
 
     def hard_scores(
         self, input: Any, target: Any, metrics: tuple[Metric, ...], sample_weight: Any = None
     ) -> tuple[Tensor, ...]:
-        """What the metrics say of the decisions themselves, values checked, counted in float64."""
+        """The exact scores of hard decisions, after checking the values."""
         return self.scores(self.hard_tally(input, target, metrics, sample_weight), metrics)
 
     def hard_tally(self, input: Any, target: Any, metrics: tuple[Metric, ...], sample_weight: Any = None) -> Tensor:
-        """The sums of the decisions themselves, of a batch whose values are checked; those of several batches add."""
+        """The float64 sums of hard decisions, after checking the values. Those of several batches can be added."""
         input, target = as_tensor(input), as_tensor(target, "target")
         sample_weight = None if sample_weight is None else as_tensor(sample_weight, "sample_weight")
         with torch.no_grad():
@@ -96,7 +105,7 @@ class Path:
             return self.tally(batch, Hard(), metrics)
 
     def count(self, batch: Batch, step: Step, metrics: tuple[Metric, ...]) -> Array:
-        """The counts of each threshold and unit: cells, or matrices where a metric reads them."""
+        """The counts of each threshold and unit: cells, or K×K matrices if a metric reads them."""
         if self.task == "multiclass":
             decision = cast(confusion.decide_class(batch, step, self.offsets), batch.dtype)
             if self.needs_matrix(metrics):
@@ -142,7 +151,7 @@ def make_path(
     per_image: bool = False,
     overlap: str = "expected",
 ) -> Path:
-    """Check the options against each other and settle the path; an option that would do nothing is an error."""
+    """Check the options against each other and build the path; an option that would do nothing is an error."""
     check_task(task, inputs)
     if ignore_index is not None and not is_whole(ignore_index):
         raise TypeError(f"ignore_index must be an integer; got {ignore_index!r}.")
@@ -161,7 +170,7 @@ def make_path(
             raise ValueError(f'metric {metric.name!r} reads the K×K matrix, for which overlap="min" is not defined.')
     tuned, logit_cuts = hasattr(threshold, "threshold"), None
     if tuned:
-        # scores of no declared kind are those that are scored now, whatever these are
+        # thresholds of undeclared scores apply to the scores at hand
         units = inputs if threshold.inputs == "scores" else threshold.inputs
         if task != "multiclass" and units == "logits":
             logit_cuts = threshold.threshold
@@ -181,7 +190,7 @@ def make_path(
 
 
 def check_trainable(path: Path) -> None:
-    """Raise if a tuned threshold says yes, or no, to all: a smooth step needs a threshold inside (0, 1)."""
+    """Raise if a tuned threshold accepts or rejects everything: a smooth step needs one inside (0, 1)."""
     cuts = path.cuts if isinstance(path.cuts, tuple) else (path.cuts,)
     if any(isinstance(cut, float) and not 0 < cut < 1 for cut in cuts):
         raise ValueError(
@@ -225,7 +234,7 @@ def _offsets(threshold: Any) -> tuple[float, ...] | None:
     if not isinstance(threshold, tuple) or not all(isinstance(o, (int, float)) for o in threshold):
         raise ValueError(
             f"multiclass decides by argmax, so a threshold of {threshold!r} has no meaning; leave it at 'dynamic', or"
-            " pass one offset a class."
+            " pass one offset per class."
         )
     if not all(map(math.isfinite, threshold)):
         raise ValueError(f"the offset of a class must be finite; got {threshold!r}.")
@@ -233,13 +242,13 @@ def _offsets(threshold: Any) -> tuple[float, ...] | None:
 
 
 def _tuned(threshold: Any, task: str, units: str) -> Any:
-    """The rule of a `stepless.Tuning`, in probabilities."""
+    """The thresholds of a `stepless.Tuning` as probabilities."""
     if threshold.task != task:
         raise ValueError(f"the threshold was tuned for task={threshold.task!r}; this is task={task!r}.")
     if task == "multiclass" or units != "logits":
         return threshold.threshold
     cuts = threshold.threshold if isinstance(threshold.threshold, tuple) else (threshold.threshold,)
-    # a cut that says yes, or no, to all stays what it is
+    # ±inf, which accepts or rejects everything, is kept
     cuts = tuple(c if math.isinf(c) else float(torch.tensor(c, dtype=torch.float64).sigmoid()) for c in cuts)
     return cuts if isinstance(threshold.threshold, tuple) else cuts[0]
 
@@ -253,9 +262,9 @@ def _cuts(threshold: Any, task: str, *, tuned: bool) -> Cuts:
     if nested and task == "binary":
         raise ValueError("binary thresholds are a number, or a flat sequence to average over; got a nested one.")
     if nested and len({len(row) if isinstance(row, tuple) else 0 for row in rows}) > 1:
-        raise ValueError(f"a set of thresholds needs rows of one length, one entry a label; got {threshold!r}.")
+        raise ValueError(f"a set of thresholds needs rows of one length, one entry per label; got {threshold!r}.")
     flat = [cut for row in rows for cut in (row if isinstance(row, tuple) else (row,))]
-    # a tuned cut may say yes, or no, to all: ±inf
+    # a tuned cut may be ±inf, which accepts or rejects everything
     if not flat or not all(
         isinstance(c, (int, float)) and (0 < c < 1 or (tuned and (0 <= c <= 1 or math.isinf(c)))) for c in flat
     ):

@@ -1,7 +1,7 @@
 """The state of a loss: one flat vector of plain sums.
 
-Because every entry is a sum over samples, states add: over the ranks of a distributed run, over micro-batches, over
-time. The loss is a function of the state alone, and that is what makes it exact under all three.
+Every entry is a sum over samples, so states can be added over the ranks of a distributed run, over micro-batches and
+over time. The loss is a function of the state alone, which makes it exact under all three.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class State:
 
     @classmethod
     def pack(cls, blocks: dict[str, Tensor]) -> State:
-        """Make a state of named blocks, in the dtype of the first one."""
+        """Make a state from named blocks, in the dtype of the first one."""
         layout = tuple((name, tuple(block.shape)) for name, block in blocks.items())
         flat = [block.reshape(-1) for block in blocks.values()]
         return cls(flat[0] if len(flat) == 1 else torch.cat([f.to(flat[0].dtype) for f in flat]), layout)
@@ -39,9 +39,7 @@ class State:
         for block, shape in self.layout:
             size = math.prod(shape)
             if block == name:
-                return (
-                    self.vector[start : start + size].view(shape) if len(self.layout) > 1 else self.vector.view(shape)
-                )
+                return (self.vector if len(self.layout) == 1 else self.vector[start : start + size]).view(shape)
             start += size
         raise KeyError(name)
 

@@ -3,8 +3,8 @@
 A step maps a probability ``p`` and a threshold ``tau`` to a decision in [0, 1]. Each is a frozen dataclass of a few
 lines and declares what it promises (`Promise`); `tests/test_laws.py` holds every registered step to its promises.
 
-The step itself, ``__call__`` and ``from_logits``, is arithmetic through `stepless.numerics` and takes arrays of any
-library. ``linearise`` and its kin are its faster twins for torch alone.
+``__call__`` and ``from_logits`` define a step, by arithmetic through `stepless.numerics` on arrays of any library.
+``linearise`` and its variants compute decision and slope together, for the fused kernels.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from stepless.registry import Registry
 
 Threshold = Array  #: a number, or an array that broadcasts against the probabilities
 
-#: A step may be so narrow: float32 holds its slope still.
+#: The narrowest step whose slope float32 can hold.
 _LEAST = 1e-30
-#: The fused twin of `Linear` takes the steep piece less the gentle ones; where little is left, or the piece is narrow
-#: for its place, its roundings are no longer small.
+#: `Linear.linearise` subtracts the gentle slopes from the steep one. It is inexact if little of that is left, or if the
+#: steep piece is narrow for its distance from 0.
 _LITTLE, _NARROW = 0.1, 0.01
 
-#: slope · p · (1 − p), in one pass.
+#: slope · p · (1 − p) in one pass.
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 
 
 class Factors(NamedTuple):
-    """What a pair of buffers leaves out: the decision is one times its buffer, its derivative the other times its own.
+    """The constant factors by which the buffers of decision and slope are to be multiplied.
 
-    Nothing is left to be added: tiny decisions would be lost in what is.
+    There is no constant to add, because tiny decisions would be lost in it.
     """
 
     decision: float
@@ -55,7 +55,7 @@ class Promise(Enum):
 
 
 def _in_range(name: str, value: Any, bounds: str, holds: Callable[[float], bool]) -> None:
-    if isinstance(value, Tensor):  # a schedule sharpens with tensors; it cannot leave the range
+    if isinstance(value, Tensor):  # from a schedule, which cannot leave the range
         return
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number; got {value!r}.")
@@ -65,7 +65,7 @@ def _in_range(name: str, value: Any, bounds: str, holds: Callable[[float], bool]
 
 def _positive(name: str, value: Any) -> None:
     _in_range(name, value, "above 0 and be finite", lambda v: 0 < v < math.inf)
-    # the bounds as text: of a global number torch.compile(dynamic=True) makes a symbol, which no f-string takes
+    # bounds as text: torch.compile(dynamic=True) makes a global number a symbol, which an f-string cannot format
     _in_range(name, value, "between 1e-30 and 1e+30", lambda v: _LEAST <= v <= 1 / _LEAST)
 
 
@@ -80,13 +80,13 @@ class Step:
         raise NotImplementedError
 
     def from_logits(self, z: Array, tau: Threshold) -> Array:
-        """Return the decision for ``p = sigmoid(z)``. A step on logits overrides it, to be exact near p = 0 and 1."""
+        """Return the decision for ``p = sigmoid(z)``. A step on logits overrides this to be exact near p = 0 and 1."""
         return self(sigmoid(z), tau)
 
     def linearise(self, p: Tensor, tau: float, decision: Tensor, slope: Tensor) -> Factors:
         """Write the decision and its derivative with respect to ``p`` into buffers, for the fused counting pass.
 
-        Constant factors are left out, because it is cheaper to apply them to the sums. They are returned.
+        Constant factors are returned instead of applied, because it is cheaper to apply them to the sums.
         """
         raise NotImplementedError
 
@@ -107,11 +107,11 @@ class Step:
         return decision.numpy(), slope.numpy(), factors
 
     def linearise_rows(self, p: Tensor, tau: Tensor, decision: Tensor, slope: Tensor | None, spare: Tensor) -> Factors:
-        """Do what `linearise` does, with one threshold per column of ``p``, for decisions that are made to sum to 1.
+        """Do what `linearise` does, with one threshold per column of ``p``, for decisions to be normalised.
 
-        So a factor of a whole column may be left out too. ``slope`` is None if it is not needed.
+        A factor of a whole column may therefore be left out too. ``slope`` is None if it is not needed.
         """
-        at: Any = tau  # what is arithmetic with a number is arithmetic with a row of them
+        at: Any = tau  # broadcasts like a number
         return self.linearise(p, at, decision, spare if slope is None else slope)
 
     def linearise_few_rows(self, p: Any, tau: Any) -> tuple[Any, Any, Factors]:
@@ -121,18 +121,18 @@ class Step:
         return decision, slope, self.linearise_rows(torch.from_numpy(p), torch.from_numpy(tau), *buffers)
 
     def has_twin(self, tau: float) -> bool:
-        """Tell whether ``linearise`` and its variants are as exact at this threshold as the step itself."""
+        """Return whether ``linearise`` and its variants are as exact as the step at this threshold."""
         return True
 
     def has_row_twin(self, *, logits: bool) -> bool:
-        """Tell whether ``linearise_rows`` is as exact as the step at thresholds of classes, which are at most ½.
+        """Return whether ``linearise_rows`` is as exact as the step at multiclass thresholds, which are at most ½.
 
-        False unless a step overrides it, because code for one threshold need not accept a row of them.
+        False unless a step overrides it, because ``linearise`` need not accept a row of thresholds.
         """
         return False
 
     def sharpened(self, factor: Any) -> Step:
-        """Return the same step, ``factor`` times as sharp. A schedule passes a tensor."""
+        """Return the step ``factor`` times as sharp. A schedule passes a tensor."""
         raise TypeError(f"{type(self).__name__} has no sharpness; schedule a step that has one, such as Linear().")
 
 
@@ -230,8 +230,8 @@ class Linear(Step):
 
     def __call__(self, p: Array, tau: Threshold) -> Array:
         low, high, below, within, above = self._pieces(tau)
-        # The outer pieces from their ends, the steep one from its middle: 0 at 0, ½ at τ and 1 at 1 to the bit, where
-        # 0/0 would else become a ratio of roundings.
+        # The outer pieces start from their ends and the steep one from its middle, so that 0, ½ and 1 are exact at 0,
+        # τ and 1. Rounding errors would turn 0/0 into an arbitrary ratio.
         where = namespace(p).where
         upper = where(p <= high, (p - tau) * within + 0.5, 1 - (1 - p) * above)
         return where(p < low, p * below, upper)
@@ -299,7 +299,7 @@ class Linear(Step):
         return high - low >= _NARROW * tau and abs(within - above) >= _LITTLE * max(below, above)
 
     def has_row_twin(self, *, logits: bool) -> bool:
-        _, _, below, within, above = self._pieces(0.5)  # where the pieces differ least
+        _, _, below, within, above = self._pieces(0.5)  # where the slopes differ least
         return self.width >= _NARROW and within - above >= _LITTLE * max(below, above)
 
     def sharpened(self, factor: Any) -> Linear:
@@ -308,7 +308,7 @@ class Linear(Step):
 
 @lru_cache(maxsize=64)
 def _pieces_of(step: Linear, tau: float) -> tuple[Any, Any, Any, Any, Any]:
-    """The pieces of a step that stays as it is: on a small batch they would take as long as a pass."""
+    """`Linear._pieces`, cached: on a small batch they would take as long as the counting."""
     return step._pieces(tau)
 
 
@@ -363,7 +363,7 @@ class LogitSigmoid(Step):
         _positive("LogitSigmoid's temperature", self.temperature)
 
     def __call__(self, p: Array, tau: Threshold) -> Array:
-        # The ends go around the logit: it is infinite there, and infinity times a zero slope is NaN.
+        # 0 and 1 bypass the logit, which is infinite there: infinity times a zero slope is NaN
         xp = namespace(p)
         inside = (p >= xp.finfo(p.dtype).tiny) & (p < 1)
         z = logit(xp.where(inside, p, 0.5))
@@ -386,7 +386,7 @@ class LogitSigmoid(Step):
         return Factors(1.0, 1 / self.temperature)
 
     def has_row_twin(self, *, logits: bool) -> bool:
-        return logits  # the slope at a probability near 0 is taken times it, or overflows
+        return logits  # the slope with respect to a probability near 0 overflows
 
     def sharpened(self, factor: Any) -> LogitSigmoid:
         return replace(self, temperature=self.temperature / factor)
@@ -405,7 +405,7 @@ for _name, _step in {
 
 
 def trainable_step(step: Step | str) -> Step:
-    """A step from a step or its name; `Hard` is refused, because it cannot train."""
+    """Return a step given itself or its name. `Hard` is an error, because it cannot train."""
     if isinstance(step, str):
         if step not in STEPS:
             raise ValueError(STEPS.unknown(step))

@@ -1,8 +1,7 @@
-"""The only door for a user's tensors: check them, mask them, and bring them into one form.
+"""The entry point of a user's tensors: check them, mask them, and bring them into one form.
 
 Nothing is guessed: the caller says which task it is and whether the scores are logits or probabilities. Shapes, dtypes
-and options are checked on every call; values are checked by `check_values`, which reads the data and so is left out of
-the training path unless asked for.
+and options are checked on every call. `check_values` reads the data, so training skips it unless asked to validate.
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ from stepless.numerics import Array, cast, check_unmasked, constant, is_floating
 
 Task = Literal["binary", "multiclass", "multilabel"]
 Inputs = Literal["logits", "probabilities"]
-_TASKS, _INPUTS = get_args(Task), get_args(Inputs)  # which torch.compile does not trace
+_TASKS, _INPUTS = get_args(Task), get_args(Inputs)  # torch.compile does not trace get_args
 
-#: How far class probabilities may be from summing to 1; half precision is not exact.
+#: How far the sum of class probabilities may be from 1: half precision is not exact.
 _SUM_TOLERANCE = 1e-2
 
-#: What can be counted in: bfloat16 cannot count past 256 and float16 overflows at 65,504.
+#: Dtypes to count in: bfloat16 cannot count past 256 and float16 overflows at 65,504.
 _WIDE_ENOUGH = (torch.float32, torch.float64)
 
+#: Integer dtypes for which torch lacks most operators.
 _WIDE_UNSIGNED = ("uint16", "uint32", "uint64")
 
-#: What ``F.cross_entropy`` ignores, and so what a multiclass target may carry without asking.
+#: The target that ``F.cross_entropy`` ignores by default, and so do multiclass losses.
 IGNORED_CLASS = -100
 
 
 class Batch(NamedTuple):
-    """A batch as the rest of the package sees it. Classes or labels are dimension 1; a binary batch has none.
+    """A batch as the rest of the package sees it, with classes or labels in dimension 1.
 
     Attributes:
         scores: Logits or probabilities, float32 or wider, 0 where masked.
-        target: Shaped like ``scores`` (probability of "yes"), or class indices ``(N, d1, …)`` for multiclass.
-        weight: A weight for each sample, shaped to broadcast against the target, or None.
-        mask: 1 where an entry counts, or its class's weight, and 0 where it is ignored, shaped like the target, or None
-            where all count.
+        target: Probabilities shaped like ``scores``, or class indices ``(N, d1, …)`` for multiclass.
+        weight: The sample weights, shaped to broadcast against the target, or None.
+        mask: 0 where an entry is ignored, elsewhere 1 or the weight of its class. None if every entry counts as 1.
         logits: Whether ``scores`` are logits.
-        dtype: What the counts are summed in: that of the scores, or float64 for exact evaluation.
+        dtype: The dtype of the counts: that of the scores, or float64 for exact evaluation.
     """
 
     scores: Array
@@ -53,33 +52,34 @@ class Batch(NamedTuple):
     dtype: Any
 
     def indices(self) -> bool:
-        """Whether the target holds class indices; those of other libraries than torch never do."""
+        """Whether the target holds class indices, as only torch's batches may."""
         return not is_floating(self.target)
 
     def entry_weight(self) -> Array | None:
-        """Weight and mask together: what one entry adds to the counts."""
+        """The product of weight and mask: how much an entry counts."""
         if self.weight is None or self.mask is None:
             return self.mask if self.weight is None else self.weight
         return self.weight * self.mask
 
 
 def as_tensor(values: Any, name: str = "input") -> Tensor:
-    """A tensor of what the user has: a tensor, an array, or nested lists of numbers."""
-    if hasattr(values, "to_numpy"):  # a frame or a column of one
+    """Convert a tensor, an array, a data frame or column, or nested lists of numbers to a tensor."""
+    if hasattr(values, "to_numpy"):  # a data frame or column
         values = values.to_numpy()
     check_unmasked(values, name)
     if isinstance(values, np.ndarray):
-        # torch knows numbers as the processor has them, up to 64 bits
+        # torch takes native byte order and up to 64 bits
         values = values.astype(
             np.float64 if values.dtype == np.longdouble else values.dtype.newbyteorder("="), copy=False
         )
-        # torch knows no negative strides, and warns of arrays that cannot be written, such as those of pandas
+        # torch takes no negative strides, and warns about read-only arrays, such as those of pandas
         values = np.ascontiguousarray(values) if values.flags.writeable else values.copy()
     try:
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
+        held = f" of {values.dtype}" if isinstance(values, np.ndarray) else ""
         raise TypeError(
-            f"{name} must be a tensor, an array or a list of numbers; got {type(values).__name__}."
+            f"{name} must be a tensor, an array or a list of numbers; got {type(values).__name__}{held}."
         ) from error
     return tensor.long() if _dtype(tensor) in _WIDE_UNSIGNED else tensor
 
@@ -105,10 +105,10 @@ def read(
     class_weight: tuple[float, ...] | None = None,
     exact: bool = False,
 ) -> Batch:
-    """Check shapes and dtypes, and return the batch in the form the counting works on.
+    """Check shapes and dtypes and return the batch.
 
-    With ``exact``, targets and weights (and so the counts) are float64; the scores keep their own precision, because
-    it decides on which side of a threshold they fall.
+    With ``exact``, targets, weights and counts are float64. The scores keep their precision, because rounding decides
+    on which side of a threshold they fall.
     """
     logits = inputs == "logits"
     if (
@@ -123,7 +123,7 @@ def read(
         and target.shape == input.shape
         and (task == "binary" or (input.dim() > 1 and input.shape[1] > 0))
     ):
-        return Batch(input, target, None, None, logits, input.dtype)  # the usual batch is what it should be
+        return Batch(input, target, None, None, logits, input.dtype)  # the common case needs no conversion
     _check_tensors(input, target, sample_weight)
     dtype = torch.float64 if exact and input.device.type != "mps" else None
     return read_arrays(
@@ -143,20 +143,12 @@ def read_arrays(
     class_weight: tuple[float, ...] | None = None,
     dtype: Any = None,
 ) -> Batch:
-    """`read`, for arrays of one library, whichever it is. Where it is not torch, class indices become probabilities.
+    """Do what `read` does, for arrays of any library. Outside torch, class indices are made one-hot.
 
-    Args:
-        input: Scores.
-        target: Their targets.
-        sample_weight: A weight a sample.
-        task: Which task it is.
-        inputs: What the scores are.
-        ignore_index: The target of entries that do not count.
-        class_weight: Multiclass: a weight a class.
-        dtype: What the counts are summed in; None for that of the scores, or float32 where it is wider.
+    ``dtype`` is that of the counts; None takes that of the scores, but at least float32.
     """
     _check_dtypes(input, target)
-    if _dtype(target) in _WIDE_UNSIGNED and isinstance(target, Tensor):  # torch computes little in these
+    if _dtype(target) in _WIDE_UNSIGNED and isinstance(target, Tensor):
         target = target.long()
     xp, logits = namespace(input), inputs == "logits"
     scores = cast(input, xp.promote_types(input.dtype, xp.float32))
@@ -194,17 +186,15 @@ def _read_multiclass(
     if scores.ndim < 2 or scores.shape[1] < 2:
         raise ValueError(
             f"multiclass scores must have shape (N, K, …) with K ≥ 2 classes; got {_shape(scores)}."
-            " For one score a sample use task='binary'."
+            " For one score per sample use task='binary'."
         )
     classes = scores.shape[1]
     samples = (scores.shape[0], *scores.shape[2:])
-    mask, hits, xp = None, None, namespace(scores)
+    mask, xp = None, namespace(scores)
     if _shape(target) == samples and not is_floating(target) and _dtype(target) != "bool":
         counted = _counted(target, IGNORED_CLASS if ignore_index is None else ignore_index)
         target = xp.where(counted, target, 0)
-        target, hits = (
-            (target.long(), None) if isinstance(target, Tensor) else (target, _one_hot(target, scores, dtype))
-        )
+        target = target.long() if isinstance(target, Tensor) else _one_hot(target, scores, dtype)
         scores = xp.where(counted[:, None], scores, 0.0 if logits else 1.0 / classes)
         mask = cast(counted, dtype)
     elif _shape(target) == _shape(scores) and is_floating(target):
@@ -216,7 +206,7 @@ def _read_multiclass(
     else:
         hint = ""
         if _shape(target) == _shape(scores):
-            hint = " Convert a one-hot target with target.argmax(1); for several labels a row use task='multilabel'."
+            hint = " Convert a one-hot target with target.argmax(1); for several labels per row use task='multilabel'."
         raise ValueError(
             f"multiclass targets must be integer class indices of shape {samples}, or class probabilities (float) of"
             f" shape {_shape(scores)}; got {_dtype(target)} of shape {_shape(target)}.{hint}"
@@ -226,21 +216,19 @@ def _read_multiclass(
         if len(class_weight) != classes:
             raise ValueError(f"weight must have one entry for each of the {classes} classes; got {len(class_weight)}.")
         per_class = constant(class_weight, scores, dtype)
-        by_class = per_class.reshape(-1, *[1] * (scores.ndim - 2))
-        if is_floating(target):  # a row of probability y_k is a row of class k that weighs y_k · weight[k]
-            target = target * by_class
-            if 0 in class_weight:  # what weighs nothing does not count, as if it had a mask
-                mask = cast(target.sum(1) != 0, dtype)
-        else:  # with the mask, not with the samples' weights: per image these weigh whole images
-            true = (hits * by_class).sum(1) if hits is not None else per_class[target.clamp(0, classes - 1)]
-            if hits is None:  # an index out of range is reported with the others, whatever the last class weighs
-                true = true.where((target >= 0) & (target < classes), 1.0)
-            mask = true * mask
-    return Batch(scores, target if hits is None else hits, weight, mask, logits, dtype)
+        if is_floating(target):  # a share y_k of class k is a sample of class k with weight y_k · weight[k]
+            target = target * per_class.reshape(-1, *[1] * (scores.ndim - 2))
+            if 0 in class_weight:  # samples without weight do not count
+                weighs = cast(target.sum(1) != 0, dtype)
+                mask = weighs if mask is None else weighs * mask
+        else:  # into the mask, not into the sample weights, which may weigh whole images
+            known = (target >= 0) & (target < classes)  # an index out of range keeps its weight, so that it is reported
+            mask = per_class[target.clamp(0, classes - 1)].where(known, 1.0) * mask
+    return Batch(scores, target, weight, mask, logits, dtype)
 
 
 def _one_hot(target: Array, scores: Array, dtype: Any) -> Array:
-    """Class indices as probabilities; NaN for an index that is no class: a compiled function cannot raise."""
+    """Class indices as probabilities; NaN for an index out of range, because a compiled function cannot raise."""
     classes, xp = scores.shape[1], namespace(scores)
     index = target[:, None]
     hit = index == constant(range(classes), target).reshape(-1, *[1] * (target.ndim - 1))
@@ -273,24 +261,24 @@ def _match_binary(target: Array, input: Array) -> Array:
         return target.reshape(input.shape)  # (N,) against (N, 1)
     raise ValueError(
         f"target must have the input's shape {_shape(input)}; got {_shape(target)}. Nothing is broadcast:"
-        " reshape one of them, or pass task='multiclass' if the input has one column a class."
+        " reshape one of them, or pass task='multiclass' if the input has one column per class."
     )
 
 
 def _match_weight(weight: Array, shape: Any, dtype: Any, *, labels: bool) -> Array:
-    """The weights shaped to broadcast against scores of ``shape``, whose dimension 1 holds labels or classes."""
+    """The weights, reshaped to broadcast against scores of ``shape``, with ``labels`` or classes in dimension 1."""
     full = (shape[0], 1, *shape[2:]) if labels else tuple(shape)
     pixels = (shape[0], *shape[2:]) if labels else tuple(shape)
-    if full and tuple(weight.shape) == full[:1]:  # one score without a dimension has one weight without
+    if full and tuple(weight.shape) == full[:1]:
         return cast(weight, dtype).reshape(-1, *[1] * (len(full) - 1))
-    if tuple(weight.shape) in (full, pixels):
+    if tuple(weight.shape) in (full, pixels):  # both are () for a score without dimensions
         return cast(weight, dtype).reshape(full)
     wanted = f"{full[:1]}" + (f", or one a pixel, shape {pixels}" if len(pixels) > 1 else "")
-    raise ValueError(f"sample_weight must have one entry a sample, shape {wanted}; got {_shape(weight)}.")
+    raise ValueError(f"sample_weight must have one entry per sample, shape {wanted}; got {_shape(weight)}.")
 
 
 def _counted(target: Array, ignored: int) -> Array:
-    """Which entries are not to be ignored. A small integer type would wrap: −100 is class 156 of an unsigned byte."""
+    """Which entries are not ignored. Small integer types are widened, because −100 wraps to class 156 of a uint8."""
     kind = _dtype(target)
     if isinstance(target, Tensor) and kind in ("int8", "uint8", "int16", "int32"):
         target = target.long()
@@ -321,7 +309,7 @@ def check_values(
     inputs: Inputs,
     ignore_index: int | None = None,
 ) -> None:
-    """Raise for NaN, for values out of range and for negative weights. Reads the data: it waits for an accelerator."""
+    """Raise for NaN, values out of range and negative weights. Reads the data, so a GPU has to wait."""
     if sample_weight is not None and bool((~(sample_weight >= 0) | sample_weight.isinf()).any()):
         raise ValueError(
             "sample_weight must be finite and not negative; " + _first(sample_weight, ~(sample_weight >= 0))
@@ -347,7 +335,7 @@ def check_values(
 
 
 def check_classes(batch: Batch) -> None:
-    """Raise if the target of a multiclass batch holds an index that is no class."""
+    """Raise if a multiclass target holds an index out of range."""
     if batch.indices() and batch.mask is not None:
         _check_classes(batch.target, batch.mask != 0, batch.scores.shape[1])
 

@@ -1,5 +1,5 @@
-"""Where people already work: one thin module for each library, imported by its own name, each an extra of its own.
+"""Adapters to other libraries: one thin module for each, with an extra of the same name.
 
-None of them holds a formula. They hand scores and targets to the one path of `stepless.scoring`, and what comes back to
-the library that asked.
+None of them holds a formula: they pass scores and targets to `stepless.scoring`, and return the result in the library's
+own form.
 """

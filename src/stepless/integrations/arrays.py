@@ -1,7 +1,7 @@
-"""The path from scores to loss on arrays of any library: what JAX and Keras share.
+"""The loss of a batch on arrays of any library, which JAX and Keras share.
 
-Settings are those of `stepless.MetricLoss`, which checks them; metric, step, counts and averages are the same code,
-called with other arrays. What keeps state between batches, or talks to other processes, is torch's alone.
+`stepless.MetricLoss` checks the settings; metric, step, counts and averages are the same code, called with other
+arrays. Features that keep state between batches, or communicate with other processes, exist for torch only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stepless.registry import Metric
 from stepless.steps import STEPS
 from stepless.tasks import read_arrays
 
-#: Settings of `stepless.MetricLoss` that other libraries cannot have, and why.
+#: Settings of `stepless.MetricLoss` that exist for torch only, and why.
 TORCH_ONLY = {
     "schedule": "it keeps state between batches",
     "subject_to": "its multipliers are state between batches",
@@ -30,14 +30,14 @@ TORCH_ONLY = {
 
 
 class _Checked(MetricLoss):
-    """A `stepless.MetricLoss` for its settings: they are checked, but no way to compute in torch is made."""
+    """A `stepless.MetricLoss` that only checks and holds its settings: it prepares no fused torch code."""
 
     def _fuse(self) -> None:
         self._ways = None
 
 
 class ArrayLoss:
-    """A `stepless.MetricLoss` for arrays of any one library.
+    """A `stepless.MetricLoss` for arrays of any library.
 
     Args:
         metric: A name of `stepless.METRICS`, a formula as text, or a function of ``(tp, fp, fn, tn)``.
@@ -63,7 +63,7 @@ class ArrayLoss:
         self.of = _Checked(metric, **settings)
 
     def __call__(self, scores: Array, target: Array, sample_weight: Array | None = None, *, axis: int = 1) -> Array:
-        """The loss of a batch; ``axis`` is where multiclass and multilabel scores have their classes."""
+        """Compute the loss of a batch; ``axis`` is the axis of the classes in multiclass and multilabel scores."""
         path, metrics = self.of.path, (self.of.metric,)
         if path.task != "binary" and scores.ndim > 1:
             if not -scores.ndim <= axis < scores.ndim or axis % scores.ndim == 0:
@@ -81,7 +81,7 @@ class ArrayLoss:
         try:
             (score,) = path.scores(path.tally(batch, self.of.step, metrics), metrics)
         except (AttributeError, TypeError) as error:
-            raise self._in_our_words(error) from error
+            raise self._explained(error) from error
         loss = self.of.metric.distance(score)
         blending = self.of.blending
         if not blending.applies(path.task, scores):
@@ -90,8 +90,8 @@ class ArrayLoss:
         entropy = mean_cross_entropy(sums, balanced=blending.balanced)
         return (1 - blending.share) * loss + blending.share * entropy
 
-    def _in_our_words(self, error: Exception) -> Exception:
-        """What to do about a formula or a step that knows torch alone."""
+    def _explained(self, error: Exception) -> Exception:
+        """Say what to do if the user's own formula or step works with torch only."""
         own = [f"the formula {self.of.metric.name!r}"] * (self.of.metric.name not in METRICS)
         own += [f"the step {self.of.step!r}"] * (type(self.of.step) not in STEPS.values())
         if not own:
@@ -103,9 +103,9 @@ class ArrayLoss:
 
 
 def array_loss(metric: Any, settings: dict[str, Any]) -> ArrayLoss:
-    """An `ArrayLoss`, made once for each metric with its settings where they can be compared.
+    """Return the `ArrayLoss` of a metric and its settings, cached if they are hashable.
 
-    Not so a function of the user's own, which may compute something else the next time.
+    A user's function is never cached, because it may compute something else the next time.
 
     Example:
         >>> array_loss("f1", {"threshold": 0.3}) is array_loss("f1", {"threshold": 0.3})
@@ -115,11 +115,11 @@ def array_loss(metric: Any, settings: dict[str, Any]) -> ArrayLoss:
         return ArrayLoss(metric, **settings)
     pairs = tuple(sorted((name, as_tuple(value)) for name, value in settings.items()))
     try:
-        return _kept(metric, pairs)
-    except TypeError:  # not hashable, or a mistake that is told once more
+        return _cached(metric, pairs)
+    except TypeError:  # not hashable, or a wrong setting, whose error the next line raises again
         return ArrayLoss(metric, **settings)
 
 
 @lru_cache(maxsize=256, typed=True)
-def _kept(metric: Any, pairs: tuple[tuple[str, Any], ...]) -> ArrayLoss:
+def _cached(metric: Any, pairs: tuple[tuple[str, Any], ...]) -> ArrayLoss:
     return ArrayLoss(metric, **dict(pairs))

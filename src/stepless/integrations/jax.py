@@ -1,4 +1,4 @@
-"""JAX: any metric of the confusion matrix as a loss, for optax, flax or a loop of one's own.
+"""JAX: any metric of the confusion matrix as a loss, for optax, flax or your own training loop.
 
 The formulas, steps, counts and averages are those of `stepless.MetricLoss`, called with JAX arrays.
 """
@@ -54,7 +54,7 @@ def metric_loss(
                 " or name it static to jit."
             )
     arrays = [_array(name, x) for name, x in (("scores", scores), ("target", target), ("sample_weight", sample_weight))]
-    with jax.default_matmul_precision("highest"):  # an accelerator's own precision cannot count past 256
+    with jax.default_matmul_precision("highest"):  # TPUs multiply in bfloat16 by default, which cannot count past 256
         return array_loss(metric, settings)(*arrays, axis=axis)
 
 

@@ -16,13 +16,13 @@ from stepless.steps import STEPS, Step
 try:
     import keras
     from keras import ops
-    from keras.src import backend  # it knows the masks of arrays that take no attribute; nothing public does
-    from keras.src.losses import loss as losses  # it knows of how many replicas the losses are added up
+    from keras.src import backend  # for get_keras_mask, which has no public name
+    from keras.src.losses import loss as losses  # for scale_loss_for_distribution, which has none either
 
     from stepless.integrations.keras_arrays import KerasArray
 except ModuleNotFoundError as error:
     missing = (error.name or "").partition(".")[0]
-    if missing in ("tensorflow", "jax"):  # TensorFlow is what Keras takes where nobody has said
+    if missing in ("tensorflow", "jax"):  # TensorFlow is the default backend of Keras
         raise ModuleNotFoundError(
             f"Keras is set to the backend {missing!r}, which is not installed; set the environment variable"
             " KERAS_BACKEND=torch before Keras is imported.",
@@ -85,23 +85,23 @@ class MetricLoss(keras.losses.Loss):
             y_pred, y_true = ops.convert_to_tensor(y_pred), ops.convert_to_tensor(y_true)
             y_true, y_pred = self._matched(y_true, y_pred)
             entries = len(y_pred.shape) - (self._loss.of.path.task != "binary")
-            # weights of any size: half precision would make 0 or infinity of some
+            # half precision would turn small weights into 0 and large ones into infinity
             wide = keras.backend.result_type(y_pred.dtype, "float32")
-            weight = None if sample_weight is None else _one_an_entry(ops.cast(sample_weight, wide), entries)
+            weight = None if sample_weight is None else _without_unit_axis(ops.cast(sample_weight, wide), entries)
             if mask is not None:
-                weight = _masked(weight, _one_an_entry(ops.cast(mask, wide), entries))
-            weighed = None if weight is None else KerasArray(weight)
-            return _shared(self._loss(KerasArray(y_pred), KerasArray(y_true), weighed, axis=self.axis).value)
+                weight = _masked(weight, _without_unit_axis(ops.cast(mask, wide), entries))
+            weight = None if weight is None else KerasArray(weight)
+            return _replica_share(self._loss(KerasArray(y_pred), KerasArray(y_true), weight, axis=self.axis).value)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Compute the loss of a batch without weights."""
         return self(y_true, y_pred)
 
     def _matched(self, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
-        """Targets and scores of the shapes that the path knows: Keras has a last axis of 1 in places."""
+        """Bring targets and scores into the shapes of `ArrayLoss`, without the last axis of 1 that Keras may add."""
         task, extra = self._loss.of.path.task, len(y_true.shape) - len(y_pred.shape)
         if task != "multiclass":
-            # of a single unit: Keras's masks, and weights of steps and pixels, are without this axis
+            # a single output unit: Keras's masks, and weights of steps and pixels, lack this axis
             both = task == "binary" and extra == 0 and len(y_pred.shape) > 1 and y_true.shape[-1] == y_pred.shape[-1]
             if (both or extra == 1) and y_true.shape[-1] == 1:
                 y_true = ops.squeeze(y_true, -1)
@@ -110,7 +110,7 @@ class MetricLoss(keras.losses.Loss):
             return y_true, y_pred
         if extra == 0 and y_true.shape[-1] == 1:
             y_true, extra = ops.squeeze(y_true, -1), -1
-        # Keras hands class indices over as floats, and one-hot rows as integers
+        # Keras passes class indices as floats, and one-hot rows as integers
         return ops.cast(y_true, "int32" if extra == -1 else y_pred.dtype), y_pred
 
     def get_config(self) -> dict[str, Any]:
@@ -144,25 +144,25 @@ class MetricLoss(keras.losses.Loss):
 
 
 def _mask_of(y_pred: Any) -> Any:
-    """Where a layer such as Embedding ruled steps out, or None."""
+    """Return the mask that a layer such as Embedding attached to its output, or None."""
     if hasattr(backend, "get_keras_mask"):
         return backend.get_keras_mask(y_pred)
-    return getattr(y_pred, "_keras_mask", None)  # Keras 3.5 has no other place for it
+    return getattr(y_pred, "_keras_mask", None)  # Keras 3.5 keeps it there
 
 
-def _shared(loss: Any) -> Any:
-    """The share in the loss of one of TensorFlow's replicas, as Keras's own losses have it."""
-    scale = getattr(losses, "scale_loss_for_distribution", None)  # Keras 3.5 has none
+def _replica_share(loss: Any) -> Any:
+    """Divide the loss by the number of TensorFlow's replicas, over which it is summed, as Keras's own losses do."""
+    scale = getattr(losses, "scale_loss_for_distribution", None)  # Keras 3.5 lacks it
     return loss if scale is None else scale(loss)
 
 
-def _one_an_entry(weight: Any, axes: int) -> Any:
-    """Weights of samples, or of entries with so many axes, without a last axis of 1."""
+def _without_unit_axis(weight: Any, axes: int) -> Any:
+    """Drop a last axis of size 1 that weights have beyond the axes of what they weight."""
     return ops.squeeze(weight, -1) if len(weight.shape) == axes + 1 and weight.shape[-1] == 1 else weight
 
 
 def _masked(weight: Any, mask: Any) -> Any:
-    """Weights of samples, or of their steps, with those of the masked steps 0."""
+    """Combine a mask of steps with weights of samples or steps."""
     if weight is None:
         return mask
     return mask * ops.expand_dims(weight, [*range(len(weight.shape), len(mask.shape))])

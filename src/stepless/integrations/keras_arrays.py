@@ -1,6 +1,6 @@
-"""Keras tensors as arrays that the path can compute with: operators and methods, each a call of ``keras.ops``.
+"""Keras tensors behind the operators and methods that the formulas use, each a call of ``keras.ops``.
 
-The tensors of a backend differ in what they can do by themselves; through ``keras.ops`` they are one kind of array.
+The backends' own tensors differ in the operators and methods they have.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from keras import ops
 
 from stepless.numerics import jax_quotient
 
-#: JAX's own derivative of a quotient squares the denominator, which may be as small as 1e-35.
+#: JAX's derivative of a quotient squares the denominator, which may be as small as 1e-35.
 _divide = jax_quotient() if keras.backend.backend() == "jax" else ops.true_divide
 
 
 class KerasArray:
-    """A tensor of any Keras backend, as an array.
+    """A tensor of any Keras backend as an array.
 
     Args:
         value: The tensor.
@@ -31,7 +31,7 @@ class KerasArray:
         [6.0, 14.0]
     """
 
-    __array_ufunc__ = None  # numpy's numbers leave the arithmetic to us
+    __array_ufunc__ = None  # numpy scalars defer to __radd__ and its like
     __hash__ = None  # type: ignore[assignment]
     __slots__ = ("value",)
 
@@ -51,12 +51,12 @@ class KerasArray:
 
     @property
     def ndim(self) -> int:
-        """How many axes there are."""
+        """The number of axes."""
         return len(self.value.shape)
 
     @property
     def dtype(self) -> str:
-        """The dtype by its name, the same for all backends."""
+        """The name of the dtype, the same for all backends."""
         return keras.backend.standardize_dtype(self.value.dtype)
 
     @property
@@ -65,15 +65,15 @@ class KerasArray:
         return KerasArray(ops.swapaxes(self.value, -2, -1))
 
     def astype(self, dtype: Any) -> KerasArray:
-        """In another dtype."""
+        """Convert to another dtype."""
         return KerasArray(ops.cast(self.value, dtype))
 
     def reshape(self, *shape: Any) -> KerasArray:
-        """In another shape."""
+        """Return the same values in another shape."""
         return KerasArray(ops.reshape(self.value, _plain(shape[0] if isinstance(shape[0], tuple) else shape)))
 
     def diagonal(self, offset: int, first: int, second: int) -> KerasArray:
-        """The diagonal of two axes, as the last axis."""
+        """Return the diagonal of two axes, as the last axis."""
         return KerasArray(ops.diagonal(self.value, offset, first, second))
 
     def __getitem__(self, key: Any) -> KerasArray:
@@ -108,9 +108,9 @@ class KerasArray:
 
 
 class UnknownSize:
-    """The size of an axis that TensorFlow learns when a graph runs, such as that of batches of which the last is small.
+    """The size of an axis that TensorFlow learns only when a graph runs, such as the batch size.
 
-    Two unknown sizes are taken for equal, as TensorFlow does; where they are not, the operations fail when they run.
+    Two unknown sizes compare equal, as in TensorFlow; if they differ after all, the graph fails when it runs.
 
     Args:
         tensor: The tensor.
@@ -134,7 +134,7 @@ class UnknownSize:
         return hash(UnknownSize)
 
     def __mul__(self, other: Any) -> Any:
-        return self if other == 1 else math.nan  # how many entries there are is unknown, and equals no size
+        return self if other == 1 else math.nan  # the product is unknown, and equals no size
 
     __rmul__ = __mul__
 
@@ -143,7 +143,7 @@ class UnknownSize:
 
 
 class _Namespace:
-    """The functions of ``keras.ops`` on `KerasArray`; what is named otherwise in Keras is here."""
+    """The functions of ``keras.ops`` on `KerasArray`, and those that Keras lacks or names differently."""
 
     float32 = "float32"
 
@@ -153,22 +153,22 @@ class _Namespace:
 
     @staticmethod
     def asarray(values: Any, dtype: Any) -> KerasArray:
-        """Nested numbers as an array."""
+        """Make an array of nested numbers."""
         return KerasArray(ops.convert_to_tensor(np.asarray(values), dtype=dtype))
 
     @staticmethod
     def logaddexp(first: KerasArray, second: KerasArray) -> KerasArray:
-        """log(e^first + e^second). Keras's own has not the slope in TensorFlow where the two are equal."""
+        """Compute log(e^first + e^second); TensorFlow's gradient of Keras's own is wrong where the two are equal."""
         return second + KerasArray(ops.softplus((first - second).value))
 
     @staticmethod
     def promote_types(first: Any, second: Any) -> str:
-        """The dtype that holds both."""
+        """Return the dtype that holds both."""
         return keras.backend.result_type(first, second)
 
     @staticmethod
     def finfo(dtype: str) -> Any:
-        """The limits of a dtype."""
+        """Return the limits of a dtype."""
         return np.finfo(dtype)
 
 

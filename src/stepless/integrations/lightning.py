@@ -17,10 +17,10 @@ from stepless.loss import MetricLoss, RankingLoss
 with needs("stepless.integrations.lightning needs lightning", "lightning", "lightning"):
     from lightning import Callback, LightningModule, Trainer
 
-    from stepless.integrations.torchmetrics import EpochScore  # Lightning brings torchmetrics
+    from stepless.integrations.torchmetrics import EpochScore  # torchmetrics is a dependency of lightning
 
 
-#: What is scored: a loss's name, and the number of the loader where several are read one after the other.
+#: Key of a score: the loss's name, and the index of the loader if several are read one after the other.
 _Place = tuple[str, int | None]
 
 
@@ -60,8 +60,8 @@ class MetricCallback(Callback):
                 " self.loss_fn = MetricLoss(…)."
             )
         scores, place = self._scores[self._stage], (self._losses[loss_fn], self._loader)
-        # a module may pass over a NaN loss and train on; and to look at the values of every batch would wait for the
-        # device, so in training the first batch of an epoch stands for the others
+        # checking values waits for the device, so in training only the first batch of an epoch is checked; and not if
+        # it holds a NaN, because a module may skip a NaN loss and train on
         check = self._stage != "train" or (place not in scores and not bool(input.isnan().any()))
         if place not in scores:
             counted = not isinstance(loss_fn, RankingLoss) and loss_fn.path.task != "binary"
@@ -77,7 +77,7 @@ class MetricCallback(Callback):
             )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if "train" not in self._scores:  # Lightning starts no epoch that a checkpoint has stopped in the middle of
+        if "train" not in self._scores:  # Lightning calls no epoch start when it resumes in mid-epoch
             self._start("train", pl_module)
         self._stage, self._loader = "train", None  # a validation may have been in between
         for loss_fn in self._losses:
@@ -116,13 +116,13 @@ class MetricCallback(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._leave()
-        self._scores = {}  # what an epoch that was interrupted has counted is no part of the next
+        self._scores = {}  # an interrupted epoch must not count in the next
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.teardown(trainer, pl_module, "")
 
     def _start(self, stage: str, module: LightningModule) -> None:
-        """Read along with every loss of the module from here on."""
+        """Begin to score what the losses of the module are called with."""
         self._leave()
         self._stage, self._loader, self._scores[stage] = stage, None, {}
         found = {loss_fn: name for name, loss_fn in module.named_modules() if isinstance(loss_fn, MetricLoss)}
@@ -133,17 +133,17 @@ class MetricCallback(Callback):
             )
         several = len(found) > 1
         self._losses = {
-            # torch.compile(loss_fn) holds the loss by a name that nobody gave
+            # torch.compile(loss_fn) wraps the loss under a name of its own
             loss_fn: f"{name.removesuffix('._orig_mod')}_{loss_fn.metric.name}" if several else loss_fn.metric.name
             for loss_fn, name in found.items()
         }
 
-        def read(loss_fn: MetricLoss, args: tuple[Any, ...], kwargs: dict[str, Any], _: Tensor) -> None:
+        def record(loss_fn: MetricLoss, args: tuple[Any, ...], kwargs: dict[str, Any], _: Tensor) -> None:
             self.count(loss_fn, *args, **kwargs)
 
-        # in a compiled module it would be traced, which breaks off at every look at a value and starts anew
-        read = torch.compiler.disable(read)  # type: ignore[no-untyped-call]
-        self._hooks = [loss_fn.register_forward_hook(read, with_kwargs=True) for loss_fn in found]
+        # in a compiled module it would be traced, with a graph break wherever a value is read
+        record = torch.compiler.disable(record)  # type: ignore[no-untyped-call]
+        self._hooks = [loss_fn.register_forward_hook(record, with_kwargs=True) for loss_fn in found]
 
     def _leave(self) -> None:
         for hook in self._hooks:
@@ -151,26 +151,26 @@ class MetricCallback(Callback):
         self._hooks = []
 
     def _log(self, stage: str, module: LightningModule) -> None:
-        scores = self._scores.pop(stage, {})  # none of an epoch that goes on from a checkpoint at its very end
+        scores = self._scores.pop(stage, {})  # nothing if the epoch was resumed after its last batch
         classes = _of_all_ranks({place: score.classes for place, score in scores.items()})
-        for loss_fn, name in self._losses.items():  # every rank in the same order, whichever loss it has called first
+        for loss_fn, name in self._losses.items():  # the same order on every rank, whatever each has called
             for place in sorted(place for place in classes if place[0] == name):
-                if place not in scores:  # a rank without such rows takes part all the same
+                if place not in scores:  # a rank without rows still takes part in the reduction
                     scores[place] = EpochScore(loss_fn, classes=classes[place]).to(module.device)
                 title = f"{stage}_{name}" + ("" if place[1] is None else f"/dataloader_idx_{place[1]}")
-                # the ranks' counts are merged in compute(); the mean of what is then equal spares Lightning's warning
+                # compute() has merged the ranks' counts; sync_dist averages equal values, and silences a warning
                 module.log(
                     title, scores[place].compute(), prog_bar=self.prog_bar, sync_dist=True, add_dataloader_idx=False
                 )
 
 
 def _of_all_ranks(classes: dict[_Place, int | None]) -> dict[_Place, int | None]:
-    """What any rank has scored, and of how many classes."""
+    """Merge what the ranks have scored, each with its number of classes."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return classes
-    told: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(told, classes)
-    return {place: count for found in told for place, count in found.items()}
+    gathered: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(gathered, classes)
+    return {place: count for one in gathered for place, count in one.items()}
 
 
 def accumulate(module: LightningModule, loss_fn: MetricLoss, micro_batches: Sequence[Any]) -> Tensor:
@@ -222,7 +222,7 @@ def accumulate(module: LightningModule, loss_fn: MetricLoss, micro_batches: Sequ
 
 
 def _progress(trainer: Trainer, batch: int) -> float:
-    """The share of training that is done, by whichever of the Trainer's limits is nearer."""
+    """Return the share of training that is done, by whichever of the Trainer's limits comes first."""
     batches, shares = trainer.num_training_batches, []
     if trainer.max_epochs not in (None, -1) and math.isfinite(batches):
         shares.append((trainer.current_epoch * batches + batch) / max(trainer.max_epochs * batches, 1))

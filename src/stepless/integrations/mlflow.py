@@ -1,7 +1,7 @@
 """MLflow: a comparison as a run, and a model that serves with its threshold.
 
-A logged model is its own folder, as `MetricClassifier.save` writes it: it holds no code and no pickle. This module is
-what MLflow loads it with.
+A logged model is the folder that `MetricClassifier.save` writes, which holds no code and no pickle. MLflow loads it
+with this module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ with needs("stepless.integrations.mlflow needs MLflow and pandas", "mlflow", "ml
     import pandas as pd
     from mlflow.types.schema import AnyType, ColSpec, DataType, Schema
 
-# After MLflow: without it the fix is its own extra, which brings what these need
+# After MLflow, so that the first missing package names the extra that brings all of them
 from stepless.loading import load
 from stepless.models.model import library_versions
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from stepless.outcome import Entry, Outcome
 
-#: MLflow refuses longer ones.
+#: MLflow's limits, in characters.
 _LONGEST_PARAM, _LONGEST_TAG = 6000, 8000
 _PARAMS = ("name", "metric", "task", "n_rows", "folds", "repeats", "seed", "baseline", "rope", "winner")
 _OPTIONAL = ("average", "subject_to", "positive")
@@ -58,8 +58,8 @@ def log(outcome: Outcome, model: Any = None, *, name: str = "model", **options: 
         params |= {field: getattr(outcome, field) for field in _OPTIONAL if getattr(outcome, field) is not None}
         params |= {f"metric.{option}": value for option, value in outcome.metric_options.items()}
         texts = {field: str(value)[:_LONGEST_PARAM] for field, value in params.items()}
-        held = mlflow.get_run(run.info.run_id).data.params
-        if other := [field for field, text in texts.items() if held.get(field, text) != text]:
+        logged = mlflow.get_run(run.info.run_id).data.params
+        if other := [field for field, text in texts.items() if logged.get(field, text) != text]:
             raise ValueError(
                 f"the active run has other values already for {', '.join(other)}, of another comparison or of your own,"
                 " and MLflow changes no param; end it, or log this one in mlflow.start_run(nested=True)."
@@ -151,7 +151,7 @@ class Served:
 
 
 def _load_pyfunc(path: str) -> Served:
-    """What MLflow calls to load a logged model; a folder that is no whole model is a `stepless.ModelFileError`."""
+    """Load a logged model. Called by MLflow; an incomplete folder raises a `stepless.ModelFileError`."""
     return Served(load(path))
 
 
@@ -175,7 +175,7 @@ def _log_entry(entry: Entry) -> None:
 
 @contextmanager
 def _run() -> Iterator[Any]:
-    """The active run, which stays open, or a new one, which does not."""
+    """Yield the active run, which stays open, or a new one, which is ended."""
     active = mlflow.active_run()
     if active is not None:
         yield active
@@ -186,9 +186,9 @@ def _run() -> Iterator[Any]:
 
 @contextmanager
 def _folder(model: Any) -> Iterator[str]:
-    """The folder of a model."""
+    """Yield the folder of a model, saved to a temporary place unless it is one already."""
     if isinstance(model, str | os.PathLike):
-        load(model)  # what cannot be loaded is not logged
+        load(model)  # raises if the folder is not a model
         yield os.fspath(model)
         return
     fitted = getattr(model, "model_", None) or getattr(getattr(model, "estimator_", None), "model_", None)
@@ -209,45 +209,45 @@ def _folder(model: Any) -> Iterator[str]:
 
 
 def _flavour(folder: str, input_example: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """What MLflow is told of a model; what the user says comes first."""
+    """Return the arguments for MLflow's save_model and log_model; the user's options take precedence."""
     estimator = load(folder)
     model = estimator.model_
     kinds = {member.kind for member in model.members}
     extras = ",".join(["mlflow", "sklearn", *sorted(kinds & {"lightgbm", "xgboost", "catboost"})])
     threshold = list(model.threshold) if isinstance(model.threshold, tuple) else model.threshold
-    ours = {"task": model.task, "metric": model.metric, "threshold": threshold}
+    metadata = {"task": model.task, "metric": model.metric, "threshold": threshold}
     flavour: dict[str, Any] = {"loader_module": __name__, "data_path": folder}
     if not {"conda_env", "pip_requirements"} & options.keys():
-        more = options.pop("extra_pip_requirements", None) or []  # MLflow takes these or the others, not both
+        more = options.pop("extra_pip_requirements", None) or []  # MLflow takes them only without pip_requirements
         more = [f"-r {more}"] if isinstance(more, str) else more
         flavour["pip_requirements"] = [f"stepless[{extras}]=={library_versions()['stepless']}", *more]
     if input_example is not None:
-        if type(input_example).__module__.startswith("polars"):  # which MLflow does not read
+        if type(input_example).__module__.startswith("polars"):  # MLflow does not read polars
             input_example = pd.DataFrame(input_example.to_dict(as_series=False))
         flavour["input_example"] = _plain(input_example)
         if "signature" not in options:
             flavour["signature"] = _signature(input_example, Served(estimator).predict(input_example))
-    return flavour | options | {"metadata": (options.get("metadata") or {}) | ours}
+    return flavour | options | {"metadata": (options.get("metadata") or {}) | metadata}
 
 
-def _unknown(rows: Any) -> list[Any]:
-    """The columns of types that MLflow does not have."""
+def _untyped(rows: Any) -> list[Any]:
+    """Return the columns whose types MLflow does not have."""
     return list(rows.select_dtypes(["category", "uint64"])) if isinstance(rows, pd.DataFrame) else []
 
 
 def _plain(rows: Any) -> Any:
-    return rows.astype(dict.fromkeys(unknown, object)) if (unknown := _unknown(rows)) else rows
+    return rows.astype(dict.fromkeys(untyped, object)) if (untyped := _untyped(rows)) else rows
 
 
 def _signature(rows: Any, predicted: pd.DataFrame) -> Any:
-    """The columns and their types; where MLflow has none, or would refuse what it is told of, it is told no type."""
-    told = mlflow.models.infer_signature(_plain(rows), predicted)
+    """Infer the columns and their types, with any type where MLflow has none or would refuse valid rows."""
+    signature = mlflow.models.infer_signature(_plain(rows), predicted)
     if isinstance(rows, pd.DataFrame):
-        unknown, anything = _unknown(rows), AnyType()  # type: ignore[no-untyped-call]
-        whole = (DataType.integer, DataType.long, DataType.boolean)  # of which MLflow lets none be missing
-        told.inputs = Schema([
+        untyped, anything = _untyped(rows), AnyType()  # type: ignore[no-untyped-call]
+        whole = (DataType.integer, DataType.long, DataType.boolean)  # MLflow refuses missing values in these
+        signature.inputs = Schema([
             ColSpec(anything, column.name)
-            if column.name in unknown or (column.type in whole and not column.required) else column
-            for column in told.inputs.inputs
+            if column.name in untyped or (column.type in whole and not column.required) else column
+            for column in signature.inputs.inputs
         ])  # fmt: skip
-    return told
+    return signature

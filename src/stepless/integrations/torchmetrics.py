@@ -1,6 +1,6 @@
 """`EpochScore`: any metric of stepless as a `torchmetrics.Metric`; needs the extra ``torchmetrics``.
 
-The counts are the state, so that batches and ranks merge exactly: the mean of the batches' scores is not the score.
+The state is the counts, so batches and ranks merge exactly: the mean of the batches' scores is not the score.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ with needs("EpochScore needs torchmetrics", "torchmetrics", "torchmetrics"):
     from torchmetrics.utilities import dim_zero_cat
     from torchmetrics.utilities.distributed import gather_all_tensors
 
-#: What every `torchmetrics.Metric` takes; all else belongs to the metric.
+#: Options of every `torchmetrics.Metric`; all others are settings of the score.
 _OF_TORCHMETRICS = (
     "compute_on_cpu", "compute_with_cache", "dist_sync_fn", "dist_sync_on_step", "distributed_available_fn",
     "process_group", "sync_on_compute",
@@ -127,14 +127,14 @@ class EpochScore(torchmetrics.Metric):
     def _unchecked(
         self, preds: Tensor, target: Tensor, metrics: tuple[Metric, ...], sample_weight: Tensor | None
     ) -> Tensor:
-        """`Path.hard_tally` without a look at the values: all counts are NaN where a score is."""
+        """Count like `Path.hard_tally` but without checking values: a NaN score makes all counts NaN."""
         with torch.no_grad():
             batch = self.path.read(preds, target, sample_weight, exact=True)
-            # a decision about NaN is "no", which would hide it
+            # NaN ≥ threshold is False, which would hide it
             return torch.where(batch.scores.isnan().any(), math.nan, self.path.tally(batch, Hard(), metrics))
 
     def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
-        """Torchmetrics' own, once a rank without rows knows what the others' are: it would send floats of one axis."""
+        """Give a rank without rows empty ones of the others' dtypes and shapes, which torchmetrics needs to gather."""
         if isinstance(self.path, Ranker) and torch.distributed.is_initialized():
             group = process_group or self.process_group
             held = [getattr(self, name) for name in _ROWS if len(getattr(self, name))]
@@ -148,11 +148,11 @@ class EpochScore(torchmetrics.Metric):
         super()._sync_dist(dist_sync_fn, process_group)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> torch.nn.Module:
-        """Move as modules do, and keep the types: in ``module.to(torch.bfloat16)`` counts would end at 256."""
+        """Move to another device but keep the dtypes: in bfloat16 counts would end at 256."""
 
         def move(tensor: Tensor) -> Tensor:
             device = fn(torch.empty(0, device=tensor.device)).device
-            narrow = device.type == "mps" and tensor.dtype == torch.float64  # which it does not have
+            narrow = device.type == "mps" and tensor.dtype == torch.float64  # MPS has no float64
             return tensor.to(device, torch.float32 if narrow else tensor.dtype)
 
         return super()._apply(move, exclude_state)
@@ -172,7 +172,7 @@ class EpochScore(torchmetrics.Metric):
 
 
 def _settle(metric: Any, maximize: bool | None, settings: dict[str, Any]) -> tuple[Any, Any]:
-    """The path (or ranker) of these settings, and the metric."""
+    """Return the path or ranker of these settings, and the metric."""
     if isinstance(metric, MetricLoss):
         if settings or maximize is not None:
             given = ", ".join([*settings, *(["maximize"] if maximize is not None else [])])
@@ -188,40 +188,40 @@ def _settle(metric: Any, maximize: bool | None, settings: dict[str, Any]) -> tup
 
 
 def _rows(preds: Tensor, target: Tensor, sample_weight: Tensor | None, task: str) -> tuple[Tensor, Tensor, Tensor]:
-    """A batch with pixels as rows, so that images of any size can follow one another."""
+    """Flatten pixels into rows, so that batches may hold images of different sizes."""
     classes = () if task == "binary" else preds.shape[1:2]
 
-    def lay(values: Tensor) -> Tensor:
+    def flat(values: Tensor) -> Tensor:
         return values.movedim(1, -1).reshape(-1, *classes) if classes else values.reshape(-1)
 
-    scores, indices = lay(preds), task == "multiclass" and target.dim() < preds.dim()
-    labels = target.reshape(-1) if indices else lay(target.reshape(preds.shape))
+    scores, indices = flat(preds), task == "multiclass" and target.dim() < preds.dim()
+    labels = target.reshape(-1) if indices else flat(target.reshape(preds.shape))
     if sample_weight is None:
         return scores, labels, scores.new_ones(len(scores))
     pixels = preds.shape[1 + len(classes) :].numel()
-    each = sample_weight.reshape(len(preds), 1 if sample_weight.dim() == 1 else pixels)  # one a sample, or one a pixel
+    each = sample_weight.reshape(len(preds), 1 if sample_weight.dim() == 1 else pixels)  # per sample, or per pixel
     return scores, labels, each.expand(-1, pixels).reshape(-1)
 
 
 def _state_name(path: Path, metric: Metric) -> str:
-    """What the counts depend on, as a name.
+    """Name the state after everything the counts depend on.
 
-    A `torchmetrics.MetricCollection` takes metrics whose states have one name, and after the first batch one value,
-    for copies of one another, and from then on updates one of them alone.
+    A `torchmetrics.MetricCollection` takes metrics for copies of one another, and updates only one of them, if their
+    states have the same names and, after the first batch, the same values.
     """
     kind: Any = metric.kind == "matrix"
-    if path.unit != "batch":  # the sums of the units' scores are the metric's own, and a function has no other name
+    if path.unit != "batch":  # sums of scores belong to the metric, and formulas may share a name
         kind = metric, id(metric.function) if isinstance(metric.function, SafeFormula) else 0
     return f"counts_{hashlib.sha256(repr((path, kind)).encode()).hexdigest()[:16]}"
 
 
 def _no_counts(path: Path, metric: Metric, classes: Any) -> Tensor:
-    """The counts of no rows at all."""
+    """Return the counts of no rows."""
     if path.task == "binary":
         if classes is not None:
             raise ValueError(f"classes={classes} has no effect on a binary task; leave it out.")
         return path.hard_tally(torch.zeros(0), torch.zeros(0), (metric,))
-    if isinstance(classes, bool) or not isinstance(classes, Integral) or classes < 1:  # numpy's are integers too
+    if isinstance(classes, bool) or not isinstance(classes, Integral) or classes < 1:  # numpy integers count
         raise ValueError(
             f"a {path.task} task needs classes=, how many classes or labels there are, so that all ranks agree on the"
             f" counts before the first batch; got {classes!r}."

@@ -21,9 +21,9 @@ with needs("TrainerLoss needs transformers", "transformers", "transformers"):
 class TrainerLoss(TrainerCallback):
     """A `MetricLoss` for the Hugging Face ``Trainer``: ``compute_loss_func``, callback and ``compute_metrics`` in one.
 
-    The callback advances the schedule, and finds out how the loss is scaled. If the Trainer counts items, it multiplies
-    a custom loss by the number of processes. That is right for a sum divided by the items of all processes, but wrong
-    for a loss of the global batch. Here the gradient and the logged loss stay those of the global batch.
+    The callback advances the schedule, and reads how the Trainer scales losses. If the Trainer counts items, it
+    multiplies a custom loss by the number of processes. That is right for a sum divided by the items of all processes,
+    but wrong for a loss of the global batch. Here the gradient and the logged loss stay those of the global batch.
 
     Heads: ``task="multiclass"`` takes scores ``(N, K)``, or ``(N, tokens, K)`` with −100 for tokens to leave out;
     ``task="multilabel"`` takes ``(N, labels)``; ``task="binary"`` takes one score per row or token, or the two scores
@@ -68,13 +68,13 @@ class TrainerLoss(TrainerCallback):
                 " Trainer(compute_loss_func=loss, callbacks=[loss])."
             )
         self._head = tuple(_logits(outputs).shape[labels.dim() :])
-        training = torch.is_grad_enabled()  # the Trainer evaluates without gradients; the loss is no part of its model
+        training = torch.is_grad_enabled()  # model.eval() does not reach the loss, but evaluation has no gradients
         scores = self._scores(outputs, labels)
-        if training and not self._checked:  # the first batch stands for the others: to look waits for the device
+        if training and not self._checked:  # only once, because checking values waits for the device
             self._check_labels(labels)
-            self._checked = not bool(scores.isnan().any())  # as half precision may bring, and pass over
+            self._checked = not bool(scores.isnan().any())  # half precision may give NaN, and skip the step
             if self._checked:
-                self.loss_fn.score(scores.detach(), labels)  # which checks values
+                self.loss_fn.score(scores.detach(), labels)  # checks values
         loss = self.loss_fn.train(training)(scores, labels)
         return loss / self._scale(training, num_items_in_batch is not None)
 
@@ -101,7 +101,7 @@ class TrainerLoss(TrainerCallback):
                 " cross-entropy, and has no effect on this loss. Leave it at 0; for soft targets give labels that are"
                 " probabilities, and for a share of cross-entropy MetricLoss(…, blend=0.5)."
             )
-        if state.is_hyper_param_search:  # every trial begins anew; of a model the Trainer takes care
+        if state.is_hyper_param_search:  # every trial starts anew; the Trainer resets only the model
             self.loss_fn.load_state_dict(self._fresh)
         self._args, self._checked = args, False
         self.loss_fn.to(args.device)
@@ -113,11 +113,11 @@ class TrainerLoss(TrainerCallback):
         self.loss_fn.advance(min(state.global_step / max(state.max_steps, 1), 1.0))
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Find out how losses will be scaled, also for evaluation before any training."""
+        """Keep the arguments, from which `_scale` knows how losses are scaled in evaluation before any training."""
         self._args = args
 
     def _scale(self, training: bool, counted: bool) -> float:
-        """What the Trainer will multiply the loss by, and the micro-batches among which it is shared out."""
+        """Return the factor that undoes the Trainer's scaling: its processes times its micro-batches."""
         if self._args is None:
             return 1.0
         processes = self._args.n_gpu if self._args.n_gpu > 1 else self._args.world_size
@@ -125,7 +125,7 @@ class TrainerLoss(TrainerCallback):
         return float(scale * (self._args.gradient_accumulation_steps if training else 1))
 
     def _check_labels(self, labels: Tensor) -> None:
-        """Refuse −100 where it would be taken for a target: whoever pads labels for the Trainer pads with it."""
+        """Refuse −100, with which labels are padded for the Trainer, where it would count as a target."""
         if self._plan.task != "multiclass" and self._plan.ignore_index is None and bool((labels == -100).any()):
             raise ValueError(
                 "the labels hold −100, which is for entries to leave out; say so to the loss, as in"
@@ -133,7 +133,7 @@ class TrainerLoss(TrainerCallback):
             )
 
     def _first(self, predictions: Any, labels: Tensor) -> Any:
-        """The scores among a model's outputs, which the Trainer hands over without their names."""
+        """Return the scores among a model's outputs, which the Trainer passes without their names."""
         several = isinstance(predictions, tuple)
         first = (predictions[0] if predictions else None) if several else predictions
         shape = tuple(first.shape) if isinstance(first, np.ndarray | Tensor) else None
@@ -151,7 +151,7 @@ class TrainerLoss(TrainerCallback):
         )
 
     def _scores(self, outputs: Any, labels: Tensor) -> Tensor:
-        """The scores of a head, with classes in dimension 1."""
+        """Return the scores of a head, with classes in dimension 1."""
         scores = _logits(outputs)
         if self._plan.task == "binary":
             if scores.shape == (*labels.shape, 1):
@@ -180,5 +180,5 @@ def _logits(outputs: Any) -> Tensor:
 
 
 def _joined(parts: Any) -> Any:
-    """All rows of what ``eval_do_concat_batches=False`` leaves as a list of batches, padded as the Trainer does."""
+    """Concatenate the batches that ``eval_do_concat_batches=False`` leaves in a list, padded as the Trainer pads."""
     return reduce(nested_concat, parts) if isinstance(parts, list) else parts
