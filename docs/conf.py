@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads it when it is imported
-os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # plain files will do for an example
+os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # plain files are enough for an example
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 import torch

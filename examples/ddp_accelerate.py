@@ -1,6 +1,6 @@
 """The training of ddp.py with Accelerate, which wraps the model in DistributedDataParallel by itself.
 
-The loss needs no word about it:
+The loss needs no setting for that:
 
     python examples/ddp_accelerate.py
     torchrun --nproc-per-node 2 examples/ddp_accelerate.py

@@ -1,6 +1,6 @@
 """The training of ddp.py with Lightning, which wraps the model in DistributedDataParallel by itself.
 
-The loss needs no word about it:
+The loss needs no setting for that:
 
     python examples/ddp_lightning.py
     torchrun --nproc-per-node 2 examples/ddp_lightning.py
@@ -26,12 +26,12 @@ class Classifier(lightning.LightningModule):
         self.loss_fn = sl.MetricLoss("f1")
 
     def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
-        """The loss of all ranks' rows."""
+        """Return the loss of all ranks' rows."""
         x, y = batch
         return self.loss_fn(self.model(x), y)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """As in ddp.py."""
+        """Return the optimiser of ddp.py."""
         return torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE)
 
 
@@ -44,7 +44,7 @@ def main() -> None:
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     rows = TensorDataset(*draw_rows(ROWS, seed=1))
-    sampler = DistributedSampler(rows, ranks, rank, shuffle=False)  # Lightning's own shuffles where ranks are several
+    sampler = DistributedSampler(rows, ranks, rank, shuffle=False)  # Lightning's own shuffles under DDP
     classifier = Classifier()
     trainer.fit(classifier, DataLoader(rows, BATCH // ranks, sampler=sampler))
     if trainer.is_global_zero:

@@ -1,6 +1,6 @@
 """The training of ddp.py with FSDP2: weights, gradients and optimiser state are spread over the ranks.
 
-FSDP averages the ranks' gradients as DistributedDataParallel does, so the loss needs no word about it:
+FSDP averages the ranks' gradients as DistributedDataParallel does, so the loss needs no setting for it:
 
     python examples/fsdp.py
     torchrun --nproc-per-node 2 examples/fsdp.py

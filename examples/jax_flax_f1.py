@@ -26,12 +26,12 @@ class Net(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """The logits of rows."""
+        """Compute the logits of rows."""
         return nn.Dense(1)(nn.relu(nn.Dense(16)(x)))[:, 0]
 
 
 def table(seed: int) -> tuple[jax.Array, jax.Array]:
-    """Rows of which about one in twenty is positive, on both sides of a curve with noise."""
+    """Draw rows, about one in twenty positive, with noise around a curved boundary."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(ROWS, COLUMNS))
     signal = X[:, 0] * X[:, 1] + 0.5 * X[:, 2] + 0.5 * rng.normal(size=ROWS)
@@ -39,7 +39,7 @@ def table(seed: int) -> tuple[jax.Array, jax.Array]:
 
 
 def train(loss_fn: Callable[[jax.Array, jax.Array], jax.Array], X: jax.Array, y: jax.Array) -> Callable[..., jax.Array]:
-    """The usual loop, compiled; the loss is a parameter."""
+    """Run the usual loop, compiled, with a given loss."""
     net = Net()
     params = net.init(jax.random.key(0), X[:1])
     optimiser = optax.adam(LEARNING_RATE)

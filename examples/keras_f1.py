@@ -1,7 +1,7 @@
-"""F1 as the loss of a Keras model, on whichever backend Keras has: one positive in twenty.
+"""F1 as the loss of a Keras model, on any backend: one positive in twenty.
 
-`stepless.integrations.keras.MetricLoss` is passed to ``compile`` like any loss. Batches are large: the loss is the
-metric of a batch, and a batch must hold some positives to have one. The rival to beat is cross-entropy with the
+`stepless.integrations.keras.MetricLoss` is passed to ``compile`` like any loss. Batches are large, because the
+loss is that of a batch, and a batch without positives teaches nothing. The rival to beat is cross-entropy with the
 threshold that is best for F1 on the training rows.
 
 Run it with ``KERAS_BACKEND=torch python examples/keras_f1.py`` (or jax); it needs ``pip install "stepless[keras]"``.
@@ -21,7 +21,7 @@ ROWS, COLUMNS, EPOCHS, BATCH = 4000, 10, 25, 500
 
 
 def table(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of which about one in twenty is positive, on both sides of a curve with noise."""
+    """Draw rows, about one in twenty positive, with noise around a curved boundary."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(ROWS, COLUMNS))
     signal = X[:, 0] * X[:, 1] + 0.5 * X[:, 2] + 0.5 * rng.normal(size=ROWS)
@@ -29,7 +29,7 @@ def table(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def train(loss: keras.losses.Loss, X: np.ndarray, y: np.ndarray) -> keras.Model:
-    """A small network, from the same weights for every loss."""
+    """Train a small network, from the same weights for every loss."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.layers.Dense(16, activation="relu"), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.01), loss=loss)

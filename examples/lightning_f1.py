@@ -1,8 +1,8 @@
 """F1 with Lightning: the schedule, the exact F1 of every epoch, and exact accumulation.
 
-The callback finds the loss in the module. It moves the loss from cross-entropy to F1 while training goes on, and logs
-`train_f1` and `val_f1`, which are those of all rows of the epoch, over all batches and ranks. A batch of 512 goes
-through the net in micro-batches, and the gradient is that of the whole batch:
+The callback finds the loss in the module. It moves the loss from cross-entropy to F1 during training, and logs
+`train_f1` and `val_f1`, each the F1 of all rows of the epoch, over all batches and ranks. A batch of 512 goes through
+the net in micro-batches, and the gradient is that of the whole batch:
 
     python examples/lightning_f1.py
     torchrun --nproc-per-node 2 examples/lightning_f1.py
@@ -34,11 +34,11 @@ class Classifier(lightning.LightningModule):
         self.automatic_optimization = False  # accumulate runs the backward
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores."""
+        """Compute the scores."""
         return self.model(x)
 
     def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> None:
-        """One step for a batch of several micro-batches."""
+        """Take one step for a batch, in micro-batches."""
         optimizer = self.optimizers()
         optimizer.zero_grad()
         micro_batches = list(zip(*(part.chunk(MICRO_BATCHES) for part in batch), strict=True))
@@ -46,16 +46,16 @@ class Classifier(lightning.LightningModule):
         optimizer.step()
 
     def validation_step(self, batch: tuple[Tensor, Tensor], _: int) -> None:
-        """What the loss is called with is what is scored."""
+        """Call the loss: the callback scores what it is called with."""
         self.loss_fn(self(batch[0]), batch[1])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """As in ddp.py."""
+        """Return the optimiser of ddp.py."""
         return torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE)
 
 
 def main() -> None:
-    """Train, and say what was logged."""
+    """Train, and print what was logged."""
     torch.set_num_threads(1)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=".*num_workers.*|.*number of training batches.*|.*LeafSpec.*")

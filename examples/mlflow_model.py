@@ -1,8 +1,8 @@
 """A model in MLflow that serves with its threshold.
 
-A classifier is fitted for F1 on an imbalanced table and logged by one line. What MLflow loads says of each row its
-probability, the decision at the threshold that the classifier chose, and the label.
-``stepless.integrations.mlflow.log`` does the same for the result of ``stepless.compare``, report and all.
+A classifier is fitted for F1 on an imbalanced table and logged with one line. The model that MLflow loads returns each
+row's probability, the decision at the threshold that the classifier chose, and the label.
+``stepless.integrations.mlflow.log`` logs the result of ``stepless.compare``, with its report.
 
 Run it with ``python examples/mlflow_model.py``; it needs ``pip install "stepless[mlflow,sklearn]"``.
 """
@@ -28,7 +28,7 @@ def main() -> None:
     model = sl.MetricClassifier("f1", epochs=20, random_state=0).fit(X_train, y_train)
 
     with tempfile.TemporaryDirectory() as folder:
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # plain files will do for an example
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # plain files are enough for an example
         mlflow.set_tracking_uri((Path(folder) / "runs").as_uri())
         logged = log_model(model, input_example=X_test[:5])
         served = mlflow.pyfunc.load_model(logged.model_uri).predict(X_test)

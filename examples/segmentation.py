@@ -1,7 +1,7 @@
-"""Segmentation: train a U-Net on IoU in half precision, on generated masks whose borders are not to be counted.
+"""Segmentation: train a U-Net on IoU in half precision, on generated masks whose borders do not count.
 
 Pixels are trailing dimensions, and are counted over the whole batch: `MetricLoss("iou")` for one mask,
-`MetricLoss("iou", task="multiclass")` for classes of pixels. Pixels of `ignore_index` change nothing. The convolutions
+`MetricLoss("iou", task="multiclass")` for classes of pixels. Pixels of `ignore_index` are left out. The convolutions
 run in bfloat16 or float16; the counts do not, because bfloat16 cannot count past 256.
 
     python examples/segmentation.py
@@ -16,7 +16,7 @@ SIZE, BATCH, STEPS, UNCLEAR = 48, 8, 32, 255
 
 
 def draw_images(images: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Noisy images of a disc (class 1) and a bar (class 2), with a border of one pixel around them marked unclear."""
+    """Draw noisy images of a disc (class 1) and a bar (class 2), each with a border of one pixel marked unclear."""
     generator = torch.Generator().manual_seed(seed)
     y, x = torch.meshgrid(torch.arange(SIZE), torch.arange(SIZE), indexing="ij")
     centre = torch.randint(10, SIZE - 10, (4, images, 1, 1), generator=generator)
@@ -31,7 +31,7 @@ def draw_images(images: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 class UNet(nn.Module):
-    """Down, down, and up again, with what was seen on the way down."""
+    """Two levels down and up again, with skip connections."""
 
     def __init__(self, classes: int, width: int = 12) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores ``(N, classes, H, W)``."""
+        """Compute scores ``(N, classes, H, W)``."""
         seen = []
         for block in self.down:
             x = block(x if not seen else nn.functional.max_pool2d(x, 2))
@@ -58,7 +58,7 @@ def _block(inputs: int, outputs: int) -> nn.Module:
 
 
 def train(task: str, dtype: torch.dtype) -> tuple[float, float]:
-    """IoU on new images before and after."""
+    """Train, and return the IoU on new images before and after."""
     torch.manual_seed(0)
     model = UNet(classes=1 if task == "binary" else 3)
     loss_fn = sl.MetricLoss("iou", task=task, ignore_index=UNCLEAR, blend=0.3, cross_entropy="balanced")
@@ -72,7 +72,7 @@ def train(task: str, dtype: torch.dtype) -> tuple[float, float]:
             scores = model(x)
         if task == "multiclass":
             return scores, y
-        return scores.squeeze(1), torch.where(y == UNCLEAR, y, (y > 0).long())  # anything, or nothing
+        return scores.squeeze(1), torch.where(y == UNCLEAR, y, (y > 0).long())  # either shape, or neither
 
     def score() -> float:
         with torch.no_grad():
@@ -88,8 +88,8 @@ def train(task: str, dtype: torch.dtype) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Both tasks, in both halves of precision."""
-    torch.set_num_threads(1)  # images this small are done before threads have met
+    """Train on both tasks, in bfloat16 and float16."""
+    torch.set_num_threads(1)  # for images this small, threads cost more than they save
     for task in ("binary", "multiclass"):
         for dtype in (torch.bfloat16, torch.float16):
             before, after = train(task, dtype)

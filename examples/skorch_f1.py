@@ -1,8 +1,8 @@
-"""F1 with skorch: a net that is a scikit-learn classifier, trained on the metric that judges it.
+"""F1 with skorch: a net that is a scikit-learn classifier, trained on the metric that it is judged by.
 
-The loss is the criterion; its settings are `criterion__…`, and so may be searched over like any others. Two things to
-know: skorch does not know what the scores of a new loss are, so `predict_nonlinearity` says it; and a schedule is moved
-by a callback of three lines.
+The loss is the criterion; its settings are `criterion__…` parameters, which a grid search can tune. Two things to know:
+skorch cannot tell what the scores of a new loss mean, so `predict_nonlinearity` turns them into probabilities; and a
+callback of three lines advances the schedule.
 
     python examples/skorch_f1.py
 """
@@ -19,21 +19,21 @@ EPOCHS = 20
 
 
 class Advance(Callback):
-    """Move the loss's schedule, epoch by epoch."""
+    """Advance the loss's schedule, epoch by epoch."""
 
     def on_epoch_begin(self, net: NeuralNetBinaryClassifier, **_: object) -> None:
-        """The share of epochs that are done."""
+        """Tell the loss the share of epochs that are done."""
         net.criterion_.advance((len(net.history) - 1) / net.max_epochs)
 
 
 def probabilities(scores: Tensor) -> Tensor:
-    """Of no and yes, as scikit-learn has them."""
+    """Return the probabilities of no and yes, as scikit-learn does."""
     yes = scores.sigmoid()
     return torch.stack([1 - yes, yes], 1)
 
 
 def make_net(criterion: type[nn.Module], **settings: object) -> NeuralNetBinaryClassifier:
-    """A net that differs from the next one by its loss alone."""
+    """Make a net; all arguments but the loss are the same."""
     return NeuralNetBinaryClassifier(
         make_model, criterion=criterion, optimizer=torch.optim.Adam, lr=0.01, batch_size=512, max_epochs=EPOCHS,
         train_split=None, iterator_train__shuffle=True, predict_nonlinearity=probabilities, verbose=0, **settings,
@@ -41,7 +41,7 @@ def make_net(criterion: type[nn.Module], **settings: object) -> NeuralNetBinaryC
 
 
 def main() -> None:
-    """Cross-entropy and F1, both at a threshold of ½."""
+    """Train on cross-entropy and on F1, and score both at a threshold of ½."""
     torch.set_num_threads(1)
     (x, y), (new_x, new_y) = draw_rows(8192, seed=1), draw_rows(4096, seed=2)
     nets = {

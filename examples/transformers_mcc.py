@@ -1,7 +1,7 @@
 """MCC with the Trainer of Hugging Face Transformers, here for a tiny model that starts from random weights.
 
-One object is the loss, the callback and the metric. It knows how the Trainer scales losses over several processes, and
-gives the gradient of the global batch all the same:
+One object is the loss, the callback and the metric. It undoes the Trainer's scaling of losses over several processes,
+so the gradient is that of the global batch:
 
     python examples/transformers_mcc.py
     torchrun --nproc-per-node 2 examples/transformers_mcc.py
@@ -27,7 +27,7 @@ WORDS, TOKENS, CLASSES = 20, 8, 3
 
 
 class Sentences(Dataset):
-    """Random words; most sentences are of class 0, and a few words make the others."""
+    """Sentences of random words, mostly of class 0; two of the words decide which are of classes 1 and 2."""
 
     def __init__(self, rows: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)

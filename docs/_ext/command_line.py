@@ -40,7 +40,7 @@ class CommandHelp(Directive):
 
 
 def _head(parameter: Any) -> str:
-    """How it is written: ``FILE``, ``--seed …``, ``--json``."""
+    """Return how it is written: ``FILE``, ``--seed …``, ``--json``."""
     if parameter.param_type_name != "option":
         return str(parameter.name).upper()
     return ", ".join(parameter.opts) + ("" if parameter.is_flag else " …")

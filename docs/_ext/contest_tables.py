@@ -1,8 +1,8 @@
-"""The directive `contest`: tables of docs/contest.md, as far as it has run, so that a guide types no number.
+"""The directive `contest`: tables of docs/contest.md, so that no page has its numbers typed by hand.
 
-`{contest} standing` shows who came where for a metric (`:metric:`), of some contestants (`:only:`, separated by
-semicolons); the confirmation sets where there are any, else the development sets. `{contest} where` shows on which kind
-of sets it helps.
+`{contest} standing` shows the standing for a metric (`:metric:`) of some contestants (`:only:`, separated by
+semicolons), on the confirmation sets if there are any, else on the development sets. `{contest} where` shows on which
+kind of sets our estimators help.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ HEADING = re.compile(r"^## (?P<title>.+)$", re.MULTILINE)
 
 
 def sections() -> dict[str, str]:
-    """The page's sections by title."""
+    """Return the page's sections by title."""
     pieces = HEADING.split(PAGE.read_text(encoding="utf-8"))
     return dict(zip(pieces[1::2], pieces[2::2], strict=True))
 
 
 def table(text: str) -> list[list[str]]:
-    """The first table of a text, its head first."""
+    """Return the rows of the first table of a text, its head first."""
     lines: list[str] = []
     for line in text.splitlines():
         if line.startswith("|"):
@@ -38,7 +38,7 @@ def table(text: str) -> list[list[str]]:
 
 
 def standing(metric: str, task: str = "binary") -> tuple[str, list[list[str]]]:
-    """The title and the table of a metric: of the confirmation sets, or where none is finished, of the others."""
+    """Return the title and the table of a metric, on the confirmation sets if any is finished."""
     found = {title: text for title, text in sections().items() if title.startswith(f"{metric}, {task}, ")}
     for half in ("confirmation", "development"):
         for title, text in found.items():
@@ -57,7 +57,7 @@ class Contest(Directive):
     }  # fmt: skip
 
     def run(self) -> list[nodes.Node]:
-        """The table, and whence it is."""
+        """The table, titled by its section."""
         metric = self.options.get("metric", "F1")
         try:
             if self.arguments[0] == "standing":
@@ -67,7 +67,7 @@ class Contest(Directive):
             elif self.arguments[0] == "where":
                 title, text = next((t, s) for t, s in sections().items() if t.startswith("Where it helps"))
                 rows = table(text)
-                if not rows:  # not known so far: the page says so
+                if not rows:  # no table yet: show the sentence that says so
                     return [nodes.paragraph("", " ".join(text.split()))]
                 rows = [rows[0], *(row for row in rows[1:] if row[0] == metric)]
             else:
@@ -81,7 +81,7 @@ class Contest(Directive):
 
 
 def as_table(rows: list[list[str]], title: str) -> nodes.table:
-    """A table node."""
+    """Build a table node."""
     group = nodes.tgroup("", *(nodes.colspec(colwidth=1) for _ in rows[0]), cols=len(rows[0]))
     group += nodes.thead("", _row(rows[0]))
     group += nodes.tbody("", *(_row(row) for row in rows[1:]))

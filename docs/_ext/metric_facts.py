@@ -1,4 +1,4 @@
-"""What is true of a metric, found by computing it: its range, its values at 0/0, and what its gradient does."""
+"""Facts about a metric, found by computing them: its range, its values at 0/0, and notes on its gradient."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import stepless as sl
 from stepless.averaging import evaluate
 from stepless.registry import Metric
 
-#: Counts from which the range is read: every table of these, and so every share that matters.
+#: The range is taken over every table of these counts.
 CELLS = (0.0, 1.0, 2.0, 10.0)
-#: What a batch may lack, each with counts tp, fp, fn, tn that lack it.
+#: What a batch may lack, each with examples of counts (tp, fp, fn, tn).
 LACKING: dict[str, list[tuple[float, float, float, float]]] = {
     "no rows": [(0, 0, 0, 0)],
     "no positives": [(0, 0, 0, 3), (0, 2, 0, 3), (0, 3, 0, 0)],
@@ -27,18 +27,18 @@ LACKING: dict[str, list[tuple[float, float, float, float]]] = {
     "neither positives nor positive decisions": [(0, 0, 0, 3)],
     "neither negatives nor negative decisions": [(3, 0, 0, 0)],
 }
-_ONE_CLASS = {"positives": torch.zeros(3), "negatives": torch.ones(3)}  #: by what is missing
+_ONE_CLASS = {"positives": torch.zeros(3), "negatives": torch.ones(3)}  #: by the class that is missing
 _SCORES = torch.tensor([-1.0, 0.5, 1.5], dtype=torch.float64)
 
 
 def value(metric: Metric, *cells: float) -> float:
-    """The metric of a yes/no decision with these counts."""
+    """Compute the metric of a yes/no decision with these counts."""
     table = torch.tensor(cells, dtype=torch.float64).reshape(1, 1, 1, 4)
     return float(evaluate(metric, table, "binary", "macro"))
 
 
 def value_range(metric: Metric) -> tuple[str, str]:
-    """The least and the greatest value over all tables of `CELLS`.
+    """Return the least and the greatest value over all tables of `CELLS`.
 
     >>> value_range(sl.METRICS["mcc"]), value_range(sl.METRICS["gilbert"])
     (('−1', '1'), ('−1/3', '1'))
@@ -48,7 +48,7 @@ def value_range(metric: Metric) -> tuple[str, str]:
 
 
 def number(value: float) -> str:
-    """A value as people write it."""
+    """Format a value, as a fraction where it is a simple one."""
     if math.isnan(value):
         return "NaN"
     nearest = Fraction(value).limit_denominator(12)
@@ -57,7 +57,7 @@ def number(value: float) -> str:
 
 
 def at_nothing(metric: Metric) -> str:
-    """What the metric is where its formula divides by 0.
+    """Say what the metric is where its formula divides by 0.
 
     >>> print(at_nothing(sl.METRICS["f1"]))
     0 with no rows, or neither positives nor positive decisions.
@@ -74,7 +74,7 @@ def at_nothing(metric: Metric) -> str:
 
 
 def _said(lacks: dict[str, set[str]]) -> str:
-    """Sentences of what is lacking, by the value it leads to."""
+    """Phrase what is lacking, grouped by the resulting value."""
     by_value: dict[str, list[str]] = {}
     for lack, values in lacks.items():
         by_value.setdefault(values.copy().pop() if len(values) == 1 else "", []).append(lack)
@@ -86,7 +86,7 @@ def _said(lacks: dict[str, set[str]]) -> str:
 
 
 def _is_undefined(metric: Metric, cells: tuple[float, float, float, float]) -> bool:
-    """Whether the formula divides by 0; one of the matrix is not printed, but a perfect decision gives it away."""
+    """Whether the formula divides by 0; that of a matrix metric, if a perfect decision misses the best value."""
     term, (tp, fp, fn, tn) = printed(metric), cells
     if term is None:
         return not any(cells) or (fp == fn == 0 and value(metric, *cells) != metric.best)
@@ -100,7 +100,7 @@ def _is_undefined(metric: Metric, cells: tuple[float, float, float, float]) -> b
 
 
 def gradient_notes(metric: Metric) -> list[str]:
-    """What the gradient does in the batches that make trouble."""
+    """Describe the gradient in batches of one class, and where it is unbounded."""
     loss_fn = sl.MetricLoss(metric)
     notes = [_silence([kind for kind, target in _ONE_CLASS.items() if _unmoved(loss_fn, target)])]
     if metric.kind != "matrix" and _steep(metric):
@@ -119,7 +119,7 @@ def _unmoved(loss_fn: sl.MetricLoss, target: torch.Tensor) -> bool:
     loss_fn(scores, target.double()).backward()
     assert scores.grad is not None
     assert scores.grad.isfinite().all(), f"{loss_fn} has a gradient that is not finite"
-    return bool((scores.grad.abs() < 1e-12).all())  # but for rounding
+    return bool((scores.grad.abs() < 1e-12).all())  # up to rounding
 
 
 def _steep(metric: Metric) -> bool:
@@ -128,24 +128,24 @@ def _steep(metric: Metric) -> bool:
         (found,) = torch.autograd.grad(evaluate(metric, cells.reshape(1, 1, 1, 4), "binary", "macro"), cells)
         return float(found[0].abs())
 
-    # where no hits are left among some alarms, and where no decisions are
+    # as tp approaches 0, with and without false positives
     return any(slope(1e-10, fp) > 100 * slope(1e-4, fp) for fp in (1.0, 0.0))
 
 
 def ranking_range(name: str, **options: Any) -> tuple[str, str]:
-    """The least score of the worst order and the greatest of the best one, of few positives and of many.
+    """Return the least score of the worst order and the greatest of the best one, for few positives and many.
 
     >>> ranking_range("auroc"), ranking_range("average_precision"), ranking_range("precision_at_k", k=2)
     (('0', '1'), ('0', '1'), ('0', '1'))
     """
-    rows = 100_000  # average precision comes to 0 only as positives become rare
+    rows = 100_000  # average precision approaches 0 only if positives are rare
     targets = [torch.arange(rows) < positives for positives in (1, 10, rows // 2)]
     scores = [[float(sl.score(sign * y.double(), y, name, **options)) for y in targets] for sign in (-1.0, 1.0)]
     return number(round(min(scores[0]), 4)), number(max(scores[1]))
 
 
 def ranking_at_nothing(name: str, **options: Any) -> str:
-    """The score of a ranking where one class is missing.
+    """Say what the score of a ranking is where one class is missing.
 
     >>> ranking_at_nothing("auroc"), ranking_at_nothing("average_precision")
     ('NaN with no positives, or no negatives.', '0 with no positives. 1 with no negatives.')
@@ -159,7 +159,7 @@ def ranking_at_nothing(name: str, **options: Any) -> str:
 
 
 def ranking_gradient_notes(name: str, **options: Any) -> list[str]:
-    """What the gradient of a ranking does in a batch of one class."""
+    """Describe the gradient of a ranking in a batch of one class, and for far pairs."""
     loss_fn = sl.MetricLoss(name, **options)
     silent = [kind for kind, target in _ONE_CLASS.items() if _unmoved(loss_fn, target)]
     return [

@@ -25,7 +25,7 @@ from stepless.ranking import Ranking
 from stepless.registry import Metric
 
 KINDS = ("class", "joint", "matrix", "ranking")
-#: What a ranking needs to be scored; they have no default.
+#: Values for the options of rankings that have no default.
 NEEDED = {"max_fpr": 0.1, "precision": 0.9, "k": 2}
 
 #: Options that move a metric's range.
@@ -100,7 +100,7 @@ def _sentence(text: str, *, formula: bool) -> nodes.paragraph:
 
 
 def _without_formula(text: str) -> str:
-    """The sentence without the formula that follows its colon, and what is said after it."""
+    """Drop the formula that follows the first sentence's colon, and keep the rest."""
     first, _, rest = text.partition("\n\n")
     before, colon, formula = first.partition(":")
     kept = f"{before}." if colon and re.search(r"\b(tp|fp|fn|tn)\b", formula) else first

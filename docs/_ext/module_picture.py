@@ -1,7 +1,7 @@
 """The directive `module-picture`: the layers of the package, drawn from the contracts that import-linter checks.
 
-A row is a layer, and imports what is below it. A box is a module, or a package with its own layers in it; what it is
-there for, the first line of its docstring, shows where the pointer rests.
+A row is a layer, and imports only from below. A box is a module, or a package with its own layers in it; its tooltip is
+the first line of its docstring.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SOURCE = ROOT / "src" / "stepless"
 
 
 def layers() -> dict[str, list[list[str]]]:
-    """The layers within each container, from the top down.
+    """Return the layers within each container, from the top down.
 
     >>> layers()["stepless"][:2], layers()["stepless.tables"][0]
     ([['__main__'], ['cli']], ['reading'])
@@ -36,10 +36,10 @@ def layers() -> dict[str, list[list[str]]]:
 
 
 def job(module: str) -> str:
-    """The first line of a module's docstring.
+    """Return the first line of a module's docstring.
 
-    >>> job("counts")
-    'The four cells of a confusion matrix, for one class or many, hard or soft.'
+    >>> job("counts").startswith("The four cells of a confusion matrix")
+    True
     """
     path = SOURCE / module.replace(".", "/")
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
@@ -48,7 +48,7 @@ def job(module: str) -> str:
 
 
 def picture() -> str:
-    """The layers as HTML."""
+    """Draw the layers as HTML."""
     held = layers()
     rows = (_row([_box(name, held) for name in layer]) for layer in held["stepless"])
     return f'<div class="picture modules" role="img" aria-label="The modules in layers">{"".join(rows)}</div>'
@@ -69,7 +69,7 @@ def _named(module: str, shown: str, kind: str = "part") -> str:
 
 
 class ModulePicture(Directive):
-    """The picture, where it is asked for."""
+    """The directive."""
 
     def run(self) -> list[nodes.Node]:
         """One node of HTML."""
@@ -77,6 +77,6 @@ class ModulePicture(Directive):
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Called by Sphinx."""
+    """Register with Sphinx."""
     app.add_directive("module-picture", ModulePicture)
     return {"parallel_read_safe": True}

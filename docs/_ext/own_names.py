@@ -1,7 +1,7 @@
-"""What single backticks in docstrings name: a link where the reference has it, code where it exists, else a warning.
+"""Resolve names in single backticks: a link if the reference has them, code if they exist, else a warning.
 
-Docstrings say `MetricLoss`, `stepless.loss.MetricLoss` or `stepless.costs`. The first two are one thing, which the
-reference calls `stepless.MetricLoss`; the last is a module for contributors, which it does not list.
+Docstrings say `MetricLoss`, `stepless.loss.MetricLoss` or `stepless.costs`. The first two are the same, which the
+reference lists as `stepless.MetricLoss`; the last is a module for contributors, which it does not list.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sphinx.environment import BuildEnvironment
 
 import stepless
 
-#: What docstrings may name besides our own: the libraries that they speak to, and Python itself.
+#: What docstrings may name besides our own: other libraries, and Python itself.
 OTHERS = (
     "torch",
     "numpy",
@@ -38,7 +38,7 @@ PLACES = ("stepless", "stepless.curves", "stepless.boosting", "stepless.presets"
 
 
 def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, shown: nodes.Element) -> nodes.Node | None:
-    """The node for a name that Sphinx does not know by itself."""
+    """Return the node for a name that Sphinx cannot resolve."""
     if node.get("refdomain") != "py":
         return None
     target = str(node["reftarget"]).removesuffix("()").lstrip("~.")
@@ -51,12 +51,12 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, shown: nodes
                 "", "", shown, internal=True, reftitle=name,
                 refuri=f"{app.builder.get_relative_uri(str(node['refdoc']), found.docname)}#{found.node_id}",
             )  # fmt: skip
-    fitted = target.endswith("_")  # what an estimator has once it is fitted
+    fitted = target.endswith("_")  # an attribute of a fitted estimator
     return shown if fitted or target.partition(".")[0] in OTHERS or exists(target, within) else None
 
 
 def _public_names(target: str, within: list[str]) -> list[str]:
-    """What the reference may call it."""
+    """Return the names under which the reference may list it."""
     last = target.rpartition(".")[2]
     method = ".".join(target.split(".")[-2:])
     classes = [f"stepless.{place}.{target}" for place in within] + [f"{place}.{target}" for place in within]
@@ -64,7 +64,7 @@ def _public_names(target: str, within: list[str]) -> list[str]:
 
 
 def exists(target: str, within: list[str | None] | tuple[()] = ()) -> bool:
-    """Whether there is such a module of the package, or such a thing in one.
+    """Whether the package has such a module, or such a name in one.
 
     >>> exists("stepless.costs"), exists("stepless.loss.MetricLoss"), exists("stepless.nothing")
     (True, True, False)
@@ -78,7 +78,7 @@ def exists(target: str, within: list[str | None] | tuple[()] = ()) -> bool:
             thing = _step(thing, part)
         if thing is not None:
             return True
-    # a name alone, of the module that speaks: `Batch`, `across_cut`
+    # a bare name of the module that mentions it: `Batch`, `across_cut`
     return any(hasattr(import_module(f"stepless.{name}"), target) for name in ("ordering", "costs", "outcome"))
 
 
@@ -93,7 +93,7 @@ def _step(thing: Any, part: str) -> Any:
 
 
 def of_init(app: Sphinx, what: str, name: str, thing: Any, *_: Any) -> tuple[str, str] | None:
-    """The arguments of `MetricLoss` are those of ``__init__``: its ``__new__`` only sends rankings elsewhere."""
+    """Show the arguments of ``__init__`` for `MetricLoss`, whose ``__new__`` only dispatches rankings."""
     if what != "class" or "__new__" not in vars(thing) or not inspect.isfunction(thing.__init__):
         return None
     read = inspect.signature(partial(thing.__init__, None))

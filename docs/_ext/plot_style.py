@@ -1,4 +1,4 @@
-"""How the gallery's plots look: no ground of their own, and dark ink, which site.css lights up on a dark page."""
+"""The look of the gallery's plots: no background, and dark ink, which site.css brightens on a dark page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COLOURS = ("#3f83d1", "#e0742f", "#3f9f6c", "#a06fc4", "#d4576f", "#2f9db8", "#b
 
 
 def reset(gallery_conf: dict[str, Any], fname: str) -> None:
-    """What sphinx-gallery calls before each example."""
+    """Set the style. Called by sphinx-gallery before each example."""
     mpl.rcParams.update({
         "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none", "savefig.dpi": 110,
         "figure.figsize": (6.7, 4.0), "figure.constrained_layout.use": True, "figure.dpi": 110,

@@ -1,7 +1,7 @@
-"""A metric's formula, printed from the function itself: it is called with terms that write down what happens to them.
+"""A metric's formula as MathML, traced from the function itself by calling it with symbolic terms.
 
-Safe division and roots come out as plain ones, because what they do at 0/0 is told beside the formula. A term can also
-be evaluated, so that a test holds what is printed to what is computed.
+Safe division and roots are printed as plain ones, because the page states the values at 0/0 beside the formula. A term
+can also be evaluated, so that a test compares what is printed with what is computed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 
 from stepless.registry import Metric
 
-#: How an option is written.
+#: The symbols of options.
 GREEK = {"alpha": "α", "beta": "β", "threshold_probability": "p"}
-#: What is summed over where a formula reads all classes.
+#: The index of classes in formulas that read all of them.
 CLASS = "k"
-_LOOSE, _PRODUCT, _TIGHT, _WHOLE = 1, 2, 3, 4  # how firmly a term holds together
+_LOOSE, _PRODUCT, _TIGHT, _WHOLE = 1, 2, 3, 4  # how tightly a term binds
 #: Operations that need no parentheses, because they are drawn around their parts.
 _AROUND = {
     "/": ("<mfrac>", "</mfrac>"),
@@ -31,7 +31,7 @@ _AROUND = {
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """An operation and what it is of: terms, numbers or a name.
+    """An operation and its operands: terms, numbers or a name.
 
     >>> tp, fp = Term("name", ("tp",)), Term("name", ("fp",))
     >>> (2 * tp / (tp + fp)).value({"tp": 3.0, "fp": 1.0})
@@ -77,34 +77,34 @@ class Term:
         return Term("^", (self, exponent))
 
     def __lt__(self, other: Any) -> bool:
-        return True  # an option is taken to lie where it must
+        return True  # options are assumed to be valid
 
     def __gt__(self, other: Any) -> bool:
         return True
 
     @property
     def shape(self) -> tuple[Size]:
-        """One class after the other, along one axis."""
+        """One axis, over the classes."""
         return (Size("name", ("K",)),)
 
     def sum(self, axis: int) -> Term:
-        """Over the classes."""
+        """Sum over the classes."""
         return Term("Σ", (self,))
 
     def __getitem__(self, place: Any) -> Term:
-        return Term("Π", (self,))  # what is left where `product` has paired all classes: see Size
+        return Term("Π", (self,))  # the last step of `numerics.product`: see Size
 
     def value(self, counts: Mapping[str, Any]) -> Any:
-        """The number that it is: counts are numbers, or lists of one a class."""
+        """Evaluate the term; counts are numbers, or lists with one number per class."""
         return _value(self, counts)
 
     def mathml(self) -> str:
-        """For the page."""
+        """Return the formula as HTML for the page."""
         return f'<div class="formula"><math displaystyle="true">{_mathml(self)}</math></div>'
 
 
 class Size(Term):
-    """How many classes there are; not more than one to `stepless.numerics.product`, which then asks for the product."""
+    """The number of classes; never above 1, so that `stepless.numerics.product` goes straight to its last step."""
 
     def __gt__(self, other: Any) -> bool:
         return False
@@ -115,27 +115,27 @@ class Terms:
 
     @staticmethod
     def abs(x: Term) -> Term:
-        """No count is below 0."""
+        """Return the term itself: no count is below 0."""
         return x
 
     @staticmethod
     def less(x: Term, value: float) -> Term:
-        """Whether a term is next to nothing, which is printed as 0."""
+        """Compare with a bound near 0, which is printed as 0."""
         return Term("=0", (x,))
 
     @staticmethod
     def logical_not(x: Term) -> Term:
-        """Whether it is something."""
+        """Negate a comparison with 0."""
         return Term("≠0", x.parts)
 
     @staticmethod
     def greater(x: Term, value: float) -> Term:
-        """Whether a term is above 0."""
+        """Compare with 0: counts are never below it."""
         return Term("≠0", (x,))
 
     @staticmethod
     def where(condition: Term, yes: Any, no: Any) -> Any:
-        """What there is where it is defined."""
+        """Return the branch where the formula is defined."""
         return yes
 
     @staticmethod
@@ -145,7 +145,7 @@ class Terms:
 
 
 def printed(metric: Metric) -> Term | None:
-    """The formula of a metric of counts; None for one of the whole matrix, whose sentence says it."""
+    """Return the formula of a metric of counts, or None for one of the whole matrix, which is described in words."""
     if metric.kind == "matrix":
         return None
     options = {name: Term("name", (GREEK[name],)) for name in metric.defaults if name in GREEK}
@@ -156,7 +156,7 @@ def printed(metric: Metric) -> Term | None:
 
 
 def _in_counts(term: Any) -> Any:
-    """Counts in place of their shares of n, in which a formula may be computed to keep float32's digits."""
+    """Replace shares of n by counts: some formulas are computed in shares, to keep float32's digits."""
     if not isinstance(term, Term):
         return term
     if term.operation == "/" and [getattr(part, "operation", "") for part in term.parts] == ["name", "name"]:
@@ -171,7 +171,7 @@ def _same_value(a: Any, b: Any) -> bool:
 
 
 def _with_n(term: Any) -> Any:
-    """The sum of all four cells is n."""
+    """Replace the sum of all four cells by n."""
     if not isinstance(term, Term):
         return term
     if term.operation == "+" and sorted(_summands(term)) == ["fn", "fp", "tn", "tp"]:

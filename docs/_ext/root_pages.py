@@ -1,4 +1,4 @@
-"""Files of the checkout's root as pages: CONTRIBUTING.md and CHANGELOG.md, their links turned to the site's own."""
+"""CONTRIBUTING.md and CHANGELOG.md as pages of the site, with their links rewritten."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LINKS = {"](CHANGELOG.md)": "](changelog.md)", "](CONTRIBUTING.md)": "](contribu
 
 
 def read(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Put the file's text in the page's place."""
+    """Replace the page's text by that of the file."""
     if docname not in PAGES:
         return
     path = ROOT / PAGES[docname]

@@ -2,8 +2,8 @@
 Threshold explorer
 ==================
 
-What happens at every threshold, and where each metric would cut. Move the slider further down: the
-counts and the metrics follow it.
+What happens at every threshold, and where each metric would cut. Move the slider: the counts and the
+metrics follow it.
 """
 
 import json
@@ -18,9 +18,9 @@ target = rng.random(3000) < 0.12
 probability = 1 / (1 + np.exp(-(rng.normal(size=3000) + 2.1 * target - 2.3)))
 
 
-# %%
-# The explorer is a small HTML page. Its counts and metrics are computed here, at each of some 400
-# thresholds, and the slider only shows them.
+# sphinx_gallery_start_ignore
+# A small HTML page: counts and metrics are computed here, at each of some 400 thresholds, and the
+# slider only shows them.
 
 
 class Explorer:
@@ -91,8 +91,9 @@ show();
 })()</script>
 </div>
 """
+# sphinx_gallery_end_ignore
 
-Explorer(probability, target)
+Explorer(probability, target)  # HTML; its code is in the file below
 
 # %%
 # The same as a plot: each metric at every threshold, with its best threshold marked.

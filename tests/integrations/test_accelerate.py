@@ -1,4 +1,4 @@
-"""Accelerate wraps the model, and the loss needs no word about it: two real processes are one."""
+"""Accelerate wraps the model, and the loss needs no setting for it: two real processes equal one."""
 
 import contextlib
 

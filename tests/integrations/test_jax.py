@@ -262,7 +262,7 @@ class TorchStep(sl.Step):
         ({"scores": torch.zeros(4)}, r"scores must be a JAX array; got a torch.Tensor. For PyTorch call stepless.metr"),
         ({"scores": jnp.zeros(4, int)}, "input must hold floating-point scores; got int32"),
         ({"scores": jnp.zeros(3)}, r"target must have the input's shape \(3,\); got \(4,\)"),
-        ({"sample_weight": jnp.zeros(3)}, r"sample_weight must have one entry a sample, shape \(4,\); got \(3,\)"),
+        ({"sample_weight": jnp.zeros(3)}, r"sample_weight must have one entry per sample, shape \(4,\); got \(3,\)"),
         ({"scores": jnp.zeros((4, 2, 2)), "task": "multiclass", "axis": 0}, "axis must be one of the 3 axes of the sc"),
         ({"scores": jnp.zeros((4, 4)), "task": "multiclass", "axis": 0}, "axis must be one of the 2 axes of the sco"),
     ],
