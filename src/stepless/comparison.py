@@ -21,7 +21,7 @@ from stepless.comparing.given import (
     read_rows,
 )
 from stepless.comparing.grid import Backend, Work, run_grid
-from stepless.comparing.results import Results, choose_rope, unmet
+from stepless.comparing.results import ENOUGH, Results, choose_rope, unmet
 from stepless.comparing.splits import count_folds, fewest_rows, split_rows
 from stepless.comparing.verdicts import reach_verdict
 from stepless.constraints import Constraint, parse_constraints
@@ -149,7 +149,13 @@ def compare(
     base, fewest = results[BASELINE], fewest_rows(target, rule.task, parts)
     rope = choose_rope(resolved, base)
     broken = {key for key, r in results.items() if r.failed is None and r.breaks(constraints, folds)}
-    entries = [r.entry(base, folds, resolved, rope, fewest) for r in results.values()]
+    effects = {
+        key: r.row_effect(rule, target, weight) if fewest < ENOUGH and r.failed is None else 0.0
+        for key, r in results.items()
+    }
+    entries = [
+        r.entry(base, folds, resolved, rope, fewest, max(effects[key], effects[BASELINE])) for key, r in results.items()
+    ]
     entries.sort(key=lambda e: (e.failed is not None, e.key in broken, -sign * e.mean, keys.index(e.key)))
     able = [r for r in (results.values() if base.failed is None else ()) if r.failed is None]
     doubts = {r.contestant.key: why for r in able if (why := r.doubt(base, resolved, fewest)) is not None}

@@ -54,6 +54,17 @@ def test_equal_differences_spread_as_if_a_row_had_gone_the_other_way():
     assert posterior([0.1, 0.2, 0.3], 3, step=0.5) == posterior([0.1, 0.2, 0.3], 3)
 
 
+def test_differences_that_nearly_agree_spread_by_one_row_at_least():
+    nearly = [0.90, 0.92, 0.91]
+    assert posterior(nearly, 3).split(0.01)[0] > 0.99
+    found = posterior(nearly, 3, least=1.0)
+    assert found.mean == posterior(nearly, 3).mean
+    assert found.scale == pytest.approx(posterior([0.0, 0.0, 0.0], 3, step=1.0).scale)
+    assert found.split(0.01)[0] < 0.95
+    apart = [0.0, 0.5, 1.0]
+    assert posterior(apart, 3, least=0.1) == posterior(apart, 3)
+
+
 def test_scores_that_are_undefined_are_left_out():
     assert posterior([0.5, math.nan, 0.7, 0.6], 4) == posterior([0.5, 0.7, 0.6], 4)
     assert math.isnan(posterior([math.nan, math.nan], 2).mean)

@@ -12,6 +12,7 @@ from stepless.comparing.correlated import posterior
 from stepless.comparing.results import Results
 from stepless.comparing.verdicts import reach_verdict
 from stepless.outcome import Difference, Entry
+from stepless.rules import Rule
 
 NONE = np.empty(0)
 
@@ -115,6 +116,36 @@ def test_when_equal_folds_are_no_evidence(task, scores, fewest, probabilities, s
     grid["metric", 0, 0] = Cell("metric", 0, 0, score=0.1, threshold=cut, probabilities=p)
     if math.isfinite(sum(scores)):
         assert Results(CONTESTANTS["metric"], grid, folds, task).doubt(base, sl.METRICS["f1"], fewest) is None
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "target", "p", "effect"),
+    [
+        ("binary", "f1", [0, 0, 0, 1] * 2, [0.1, 0.1, 0.1, 0.9] * 2, 1.0),  # the one hit of each fold becomes a miss
+        ("binary", "f1", [0, 0, 0, 1] * 2, [0.1] * 8, 1.0),  # no hit: a miss becomes one
+        ("binary", "accuracy", [0, 0, 0, 1] * 2, [0.1, 0.1, 0.1, 0.9] * 2, 0.25),
+        ("multiclass", "accuracy", [0, 0, 1, 2] * 2, np.eye(3)[[0, 0, 1, 2] * 2], 0.25),
+        ("multilabel", "f1", [[0, 1], [1, 0], [1, 1], [1, 0]] * 2, [[0, 1], [1, 0], [1, 1], [1, 0]] * 2, 1 / 6),
+    ],
+)
+def test_how_much_one_row_changes_a_fold(task, metric, target, p, effect):
+    cut = {"binary": 0.5, "multiclass": (0.0,) * 3, "multilabel": (0.5, 0.5)}[task]
+    p, target = np.array(p, float), np.array(target)
+    grid = {(BASELINE, 0, k): Cell(BASELINE, 0, k, 0.5, cut, probabilities=p[4 * k : 4 * k + 4]) for k in range(2)}
+    results = Results(CONTESTANTS[BASELINE], grid, np.array([[0] * 4 + [1] * 4], np.int16), task)
+    rule = Rule(task, np.arange(target.max() + 1), 1, "predict_proba", metric, {}, None, None, 0)
+    assert results.row_effect(rule, target, None) == pytest.approx(effect)
+    assert results.row_effect(rule, target, np.full(8, 2.0)) == pytest.approx(effect)
+
+
+def test_folds_of_one_positive_that_nearly_agree_are_no_certainty():
+    scores = {"metric": (1.0, 0.96, 1.0), BASELINE: (0.04, 0.0, 0.02)}
+    p = np.array([0.1, 0.9])
+    grid = {(key, 0, k): Cell(key, 0, k, s, 0.5, probabilities=p) for key in scores for k, s in enumerate(scores[key])}
+    ours, base = (Results(CONTESTANTS[key], grid, np.array([[0, 0, 1, 1, 2, 2]], np.int16), "binary") for key in scores)
+    better = [ours.entry(base, 3, sl.METRICS["f1"], 0.01, 1, effect).difference.better for effect in (0.0, 1.0)]
+    assert better[0] > 0.99
+    assert better[1] < 0.95
 
 
 @pytest.mark.parametrize(

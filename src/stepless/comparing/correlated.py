@@ -62,7 +62,7 @@ class Posterior:
         return better, max(0.0, 1.0 - better - worse), worse
 
 
-def posterior(values: Sequence[float] | Any, folds: int, step: float = 0.0) -> Posterior:
+def posterior(values: Sequence[float] | Any, folds: int, step: float = 0.0, least: float = 0.0) -> Posterior:
     """Return the posterior of the mean of the scores of all folds, or of their paired differences.
 
     Args:
@@ -70,6 +70,8 @@ def posterior(values: Sequence[float] | Any, folds: int, step: float = 0.0) -> P
         folds: The number of folds in a repeat.
         step: How much one row changes the score of a fold. Equal values get the variance they would have if one row
             had changed one of them; with 0, equal values leave no doubt.
+        least: The same for values that differ: their variance is taken to be no less than one row's, because folds
+            with few rows that count may agree by chance.
 
     Example:
         >>> found = posterior([0.02, 0.05, 0.03, 0.06, 0.04], folds=5)
@@ -82,7 +84,7 @@ def posterior(values: Sequence[float] | Any, folds: int, step: float = 0.0) -> P
         return Posterior(float(given.mean()) if len(given) else math.nan, math.nan, 1)
     correlation = 1 / folds
     # the variance of n values, one of which differs from the rest by a step, is step² / n
-    variance = step**2 / len(given) if are_equal(given) else float(given.var(ddof=1))
+    variance = step**2 / len(given) if are_equal(given) else max(float(given.var(ddof=1)), least**2 / len(given))
     scale = math.sqrt(variance * (1 / len(given) + correlation / (1 - correlation)))
     return Posterior(float(given.mean()), scale, len(given) - 1)
 

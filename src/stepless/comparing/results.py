@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +18,11 @@ from stepless.constraints import Constraint
 from stepless.metrics import METRICS
 from stepless.outcome import Difference, Entry, Threshold
 from stepless.registry import Metric
-from stepless.rules import decisions
+from stepless.rules import Rule, decisions
 from stepless.tasks import Task
 
-#: With this many rows of the rarest class in every test fold, contestants with equal scores in all folds are equal.
-_ENOUGH = 10
+#: With this many rows of the rarest class in every test fold, scores that hardly differ between folds are evidence.
+ENOUGH = 10
 #: The rope: absolute for metrics whose best value is 1, for costs as a share of the baseline's mean.
 _ROPE = 0.01
 
@@ -80,7 +81,7 @@ class Results:
         """
         if baseline is self or not are_equal(self._gaps(baseline)):
             return None
-        if fewest < _ENOUGH:
+        if fewest < ENOUGH:
             return f"a fold has as few as {fewest} row{'s' * (fewest != 1)} of the rarest class"
         if self.undecided or baseline.undecided:
             return f"{(self if self.undecided else baseline).contestant.name} decides all rows of a fold alike"
@@ -88,7 +89,27 @@ class Results:
             return "both score 0 in all of them"
         return None
 
-    def entry(self, baseline: Results, folds: int, metric: Metric, rope: float, fewest: int) -> Entry:
+    def row_effect(self, rule: Rule, target: NDArray[np.int64], weight: NDArray[np.float64] | None) -> float:
+        """Return how much the score of a fold changes, on average, if one row of its rarest class is decided otherwise.
+
+        Args:
+            rule: How decisions are scored.
+            target: 0 and 1, class indices, or 0 and 1 for each label; of all rows.
+            weight: The weights of all rows.
+        """
+        effects = []
+        for cell in self.cells:
+            if cell.probabilities is not None:
+                rows = self.folds[cell.repeat] == cell.fold
+                decided, truth = decisions(cell.probabilities, cell.threshold, self.task), target[rows]
+                changed, w = _with_one_row_changed(decided, truth), None if weight is None else weight[rows]
+                effects.append(abs(rule.score(changed, truth, w) - rule.score(decided, truth, w)))
+        known = [effect for effect in effects if math.isfinite(effect)]
+        return float(np.mean(known)) if known else 0.0
+
+    def entry(
+        self, baseline: Results, folds: int, metric: Metric, rope: float, fewest: int, row_effect: float = 0.0
+    ) -> Entry:
         """Return its entry in the outcome.
 
         Args:
@@ -97,6 +118,7 @@ class Results:
             metric: The metric that is scored.
             rope: Contestants that differ by no more than this count as equal.
             fewest: The smallest number of rows of the rarest class in a test fold.
+            row_effect: How much one row of the rarest class changes the score of a fold, if there are few such rows.
         """
         sign = 1.0 if metric.greater_is_better else -1.0
         contestant, failed = self.contestant, self.failed
@@ -110,11 +132,12 @@ class Results:
         gap = None
         if baseline is not self and baseline.failed is None:
             # if nothing was decided, a fold tells no more than a single row would
-            rows = fewest if fewest < _ENOUGH else 1
+            rows = fewest if fewest < ENOUGH else 1
             step = _span(metric, scores) / max(rows, 1) if self.doubt(baseline, metric, fewest) else 0.0
-            found = posterior(sign * self._gaps(baseline), folds, step)
+            found = posterior(sign * self._gaps(baseline), folds, step, row_effect)
             gap = Difference(found.mean, found.interval(), *found.split(rope))
-        known = posterior(scores, folds, _span(metric, scores) / max(fewest, 1) if fewest < _ENOUGH else 0.0)
+        step = _span(metric, scores) / max(fewest, 1) if fewest < ENOUGH else 0.0
+        known = posterior(scores, folds, step, row_effect)
         values = np.array([cell.constraints for cell in self.cells])
         return Entry(
             contestant.key,
@@ -167,6 +190,24 @@ def _alike(cell: Cell, task: Task) -> bool:
     """Whether all rows of the cell's fold are decided alike."""
     decided = decisions(cell.probabilities, cell.threshold, task)
     return bool((decided == decided[:1]).all())
+
+
+def _with_one_row_changed(decided: NDArray[Any], target: NDArray[np.int64]) -> NDArray[Any]:
+    """The decisions with that on one row of the rarest class made wrong, or right if none is right."""
+    changed = decided.copy()
+    if target.ndim == 2:  # labels
+        column = int(np.argmin(target.sum(0)))
+        changed[:, column] = _with_one_row_changed(decided[:, column], target[:, column])
+        return changed
+    classes, counts = np.unique(target, return_counts=True)
+    by_size = classes[::-1][np.argsort(counts[::-1], kind="stable")]  # of equally frequent classes the last is rarer
+    of_rare = np.flatnonzero(target == by_size[0])
+    hits = of_rare[decided[of_rare] == by_size[0]]
+    if len(hits):
+        changed[hits[0]] = by_size[-1] if len(classes) > 1 else not by_size[0]
+    else:
+        changed[of_rare[0]] = by_size[0]
+    return changed
 
 
 def _span(metric: Metric, scores: Sequence[float]) -> float:
