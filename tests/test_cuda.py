@@ -202,6 +202,21 @@ def test_torch_compile_and_function_transforms():
         torch.testing.assert_close(transformed, expected, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    "kept", [{"subject_to": "precision >= 0.9"}, {"memory": sl.Memory(8)}], ids=["constraint", "memory"]
+)
+def test_the_graphs_of_torch_compile_keep_what_a_loss_remembers(kept):
+    loss_fn, eager = (sl.MetricLoss("recall", **kept).cuda() for _ in range(2))
+    compiled = torch.compile(loss_fn, mode="reduce-overhead")
+    for seed in range(4):
+        scores, target = on_gpu((1271,), seed=seed)
+        torch.compiler.cudagraph_mark_step_begin()
+        torch.testing.assert_close(
+            gradient(compiled, scores, target), gradient(eager, scores, target), rtol=1e-4, atol=1e-7
+        )
+    torch.testing.assert_close(loss_fn.state_dict(), eager.state_dict(), rtol=1e-5, atol=1e-6)
+
+
 def test_a_second_derivative():
     scores, target = on_gpu((41,))
     loss_fn = sl.MetricLoss("f1", step="sigmoid")

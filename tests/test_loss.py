@@ -420,6 +420,22 @@ def test_a_schedule_that_stands_still_warns_once():
     assert caught[0].filename == __file__, "the warning points at the training loop"
 
 
+@pytest.mark.parametrize("by", ["a hook", "accumulate"])
+def test_the_warning_points_at_the_training_loop_however_the_loss_is_called(by):
+    loss_fn, model = MetricLoss("f1", schedule=Schedule()), torch.nn.Identity()
+    logits = LOGITS.clone().requires_grad_()
+    if by == "a hook":
+        loss_fn.register_forward_hook(lambda *_: None)  # then torch calls forward through one more function
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(100):
+            if by == "a hook":
+                loss_fn(logits, TARGET)
+            else:
+                sl.accumulate(loss_fn, model, [(logits, TARGET)])
+    assert [warning.filename for warning in caught] == [__file__]
+
+
 def test_a_schedule_that_moves_does_not_warn():
     loss_fn = MetricLoss("f1", schedule=Schedule())
     with warnings.catch_warnings():

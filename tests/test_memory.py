@@ -154,6 +154,22 @@ def test_it_moves_in_compiled_code():
     torch.testing.assert_close(loss_fn.remembered, eager.remembered)
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition"])  # the latter recomputes, as inductor
+def test_compiled_code_changes_buffers_in_place(backend):
+    """The CUDA graphs of ``torch.compile(mode="reduce-overhead")`` own what they return, and overwrite it."""
+    torch._dynamo.reset()
+    loss_fn, eager = (sl.MetricLoss("recall", subject_to="precision >= 0.9", memory=sl.Memory(8)) for _ in range(2))
+    compiled = torch.compile(loss_fn, fullgraph=True, backend=backend)
+    places = [buffer.data_ptr() for buffer in loss_fn.buffers()]
+    for seed in range(3):
+        logits, target = draw(seed=seed)
+        logits = logits.float().requires_grad_()
+        torch.testing.assert_close(learn(compiled, logits, target), learn(eager, logits, target))
+    torch.testing.assert_close(loss_fn.state_dict(), eager.state_dict())
+    assert loss_fn.multipliers > 1, "otherwise the constraint was never broken"
+    assert [buffer.data_ptr() for buffer in loss_fn.buffers()] == places
+
+
 def test_evaluation_neither_reads_nor_moves_it():
     loss_fn, (logits, target) = sl.MetricLoss("f1", memory=sl.Memory()), draw()
     loss_fn(*draw(seed=4))

@@ -19,7 +19,7 @@ from stepless.cross_entropy import Blending, asked_blending, cross_entropy_sums,
 from stepless.distributed import Gradients, make_reducer, world_size
 from stepless.formula import resolve
 from stepless.kernels.dispatch import FUSED_CPU, TRITON_CLASSES, TRITON_COUNTS, TRITON_DECISIONS, Dispatcher
-from stepless.memory import Memory, recall
+from stepless.memory import Memory, held, recall
 from stepless.metrics import METRICS
 from stepless.multipliers import FarReaching, grow, pull, relative_excess
 from stepless.ranking import Ranking, Rows, find_ranking, make_ranker
@@ -46,6 +46,10 @@ class MetricLoss(nn.Module):
     The hard step from probability to decision is replaced by a smooth one. Counts, formula and averaging are the
     metric's own. The loss is the distance of the score from its best value. With three classes or more, half of the
     loss is cross-entropy by default (see ``blend``).
+
+    In training mode, every batch updates the memory and the multipliers of the constraints, if there are any, and is
+    shared by all ranks. Call ``loss_fn.eval()`` before you compute a validation loss: ``torch.no_grad()`` alone does
+    not change the mode, and ``model.eval()`` does so only if the loss is part of the model.
 
     Args:
         metric: A name from `stepless.METRICS`, a formula as text (``"5*fn + fp"``), or a function of
@@ -314,7 +318,7 @@ class MetricLoss(nn.Module):
         if not self.constraints:
             return loss
         hard, near, far = (self._excess(sums) for sums in (state["hard"].detach(), state["soft"], state["far"]))
-        return loss + pull(self.multipliers.to(loss), hard, near, far)
+        return loss + pull(held(self.multipliers).to(loss), hard, near, far)
 
     def _fuse(self) -> None:
         """Find the fused code paths this loss can take."""
@@ -407,17 +411,14 @@ class MetricLoss(nn.Module):
                     self.multipliers = self.multipliers.to(excess.device)
                 # NaN scores, as autocast may produce, count as negative decisions: ignore such a batch
                 grown = grow(self.multipliers, torch.where(present.vector.isfinite().all(), excess, 0.0))
-            if torch.compiler.is_compiling():
-                self.multipliers = grown  # changed in place, the buffer would be wrong in the compiled backward
-            else:
-                self.multipliers.copy_(grown)
+            self.multipliers.copy_(grown)
         if self.schedule is not None and not torch.compiler.is_compiling() and self._waiting >= 0:
             self._waiting += 1
             if self._waiting == _PATIENCE:
                 warnings.warn(
                     f"{_PATIENCE} training batches without advance(): the schedule stands still. Call"
                     " loss_fn.advance(step / total_steps) in the training loop.",
-                    stacklevel=7,  # the caller of the loss
+                    stacklevel=_level_of_the_caller(),
                 )
 
 
@@ -493,6 +494,14 @@ class RankingLoss(MetricLoss):
     def extra_repr(self) -> str:
         """The settings that differ from the defaults."""
         return self.ranker.settings()
+
+
+def _level_of_the_caller() -> int:
+    """The ``stacklevel`` of the first frame outside torch and this package: that of the training loop."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("stepless", "torch"):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _full_precision(input: Tensor) -> Any:

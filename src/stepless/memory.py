@@ -30,8 +30,9 @@ class Memory:
     or two. Use a shorter memory if training takes no more than a few thousand steps.
 
     The sums are part of the loss's ``state_dict``. For binary tasks their number is known at once, otherwise from the
-    first batch on; weight averaging, and anything else that copies buffers, has to start after it. Evaluation neither
-    reads nor changes them. Under ``torch.distributed``, every rank remembers the sums of all ranks.
+    first batch on; weight averaging, and anything else that copies buffers, has to start after it, and so does
+    ``torch.compile(mode="reduce-overhead")``. In evaluation mode, ``loss_fn.eval()``, they are neither read nor
+    changed. Under ``torch.distributed``, every rank remembers the sums of all ranks.
 
     Attributes:
         batches: How many batches are remembered, in effect; at least 1, which means no memory.
@@ -62,9 +63,25 @@ class Memory:
         now = present.vector.detach()
         past = torch.zeros_like(now) if remembered.numel() == 0 else remembered.to(now)
         kept = torch.where(now.isfinite().all(), self.decay * (past + now), past)
-        if torch.compiler.is_compiling() or _kind(remembered) != _kind(kept):
+        if _kind(remembered) != _kind(kept):
             return kept
         return remembered.copy_(kept)  # in place, because a CUDA graph reads and writes fixed addresses
+
+
+def held(buffer: Tensor) -> Tensor:
+    """A copy of a buffer, for a loss whose backward needs what the buffer held before the batch changed it."""
+    return _held(buffer) if torch.compiler.is_compiling() else buffer.clone()
+
+
+# an operator of its own, because a compiled backward would read the changed buffer, rather than keep a clone of it
+@torch.library.custom_op("stepless::held", mutates_args=())
+def _held(buffer: Tensor) -> Tensor:
+    return buffer.clone()
+
+
+@_held.register_fake
+def _(buffer: Tensor) -> Tensor:
+    return torch.empty_like(buffer)
 
 
 def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
@@ -81,7 +98,7 @@ def recall(state: State, remembered: Tensor, sizes: Callable[[Tensor], Tensor]) 
             f"the memory holds {remembered.numel()} counts and this batch has {now.numel()}: the number of classes"
             " changed. Use one loss for each task."
         )
-    past = remembered.to(now)
+    past = held(remembered).to(now)
     total, present = sizes(past + now.detach()), sizes(now.detach())
     scale = torch.where(present > 0, total / torch.where(present > 0, present, 1.0), 1.0)
     return state.with_vector(now * scale + (now * (1 - scale)).detach() + past)

@@ -62,7 +62,7 @@ def pull(multipliers: Tensor, hard: Tensor, near: Tensor, far: Tensor) -> Tensor
     loss's own step and of `FarReaching`, which also reaches rows that the network is confidently wrong about.
     """
     slope = near + _FAR * far
-    return (multipliers.clone() * (hard.clamp(min=0) + (hard > -_MARGIN) * (slope - slope.detach()))).sum()
+    return (multipliers * (hard.clamp(min=0) + (hard > -_MARGIN) * (slope - slope.detach()))).sum()
 
 
 def grow(multipliers: Tensor, excess: Tensor) -> Tensor:
