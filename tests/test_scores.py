@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepless as sl
+from stepless.averaging import evaluate
 
 from .references import REFERENCES
 
@@ -286,6 +287,16 @@ def test_large_weights_are_exact(metric):
     logits = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     score = sl.score(logits, torch.tensor([0, 1, 1]), metric, task="multiclass", sample_weight=weight).item()
     assert score == {"accuracy": (2**24 + 1) / (2**24 + 2), "cost": 1 / (2**24 + 2)}[metric]
+
+
+@every_metric
+@pytest.mark.parametrize("cells", [(999_000, 400, 500, 100), (100, 400, 500, 999_000)], ids=["positives", "negatives"])
+def test_no_formula_cancels_where_one_class_is_rare(name, cells):
+    single, double = (
+        evaluate(sl.METRICS[name], torch.tensor(cells, dtype=dtype).reshape(1, 1, 1, 4), "binary", "macro").double()
+        for dtype in (torch.float32, torch.float64)
+    )
+    torch.testing.assert_close(single, double, rtol=1e-5, atol=0)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -170,8 +170,10 @@ def fowlkes_mallows(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
 @metric(best=1.0, worst=-1 / 3, aliases=("ets", "gss", "equitable_threat_score"), source="Gilbert 1884; Schaefer 1990")
 def gilbert(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
     """Jaccard without the hits expected by chance: (tp − e) / (tp + fp + fn − e), where e = (tp + fp)(tp + fn) / n."""
-    by_chance = (tp + fp) * ratio(tp + fn, tp + fp + fn + tn)
-    return ratio(tp - by_chance, tp + fp + fn - by_chance)
+    # tp − e is (tp tn − fp fn) / n, which does not cancel where nearly all samples are positive
+    n = tp + fp + fn + tn
+    beyond_chance = tp * ratio(tn, n) - fp * ratio(fn, n)
+    return ratio(beyond_chance, beyond_chance + fp + fn)
 
 
 @metric(best=1.0, worst=0.0, source="Sitarz 2022")
