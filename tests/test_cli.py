@@ -157,7 +157,8 @@ def test_a_model_among_other_files_is_refused_before_it_is_fitted(tmp_path, monk
     (tmp_path / "mine.txt").write_text("precious")
     said = bad(f"train data.csv --target y --out {tmp_path}")
     assert "holds other files than a model's. Choose a path that is new, empty, or a saved model." in said
-    assert "is a file. Choose another path." in bad(f"train data.csv --target y --out {tmp_path}/mine.txt")
+    for place in ("mine.txt", "mine.txt/model"):
+        assert "mine.txt is a file. Choose another path." in bad(f"train data.csv --target y --out {tmp_path}/{place}")
     assert os.listdir(tmp_path) == ["mine.txt"]
 
 
@@ -535,6 +536,17 @@ def test_exit_codes_and_outputs_of_a_real_process():
     code, out, err = ended(start("tune scores.csv --target nothing"))
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith("Error: scores.csv has no column 'nothing' for the target.")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no device that is always full")
+@pytest.mark.parametrize("line", ["--help", "compare --help"])
+def test_help_on_a_full_disk_is_no_traceback(line):
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        words = [sys.executable, "-m", "stepless", *line.split()]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("The run failed: [Errno 28]")
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a shell with pipes")

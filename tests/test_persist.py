@@ -27,7 +27,7 @@ from torch import nn
 import stepless as sl
 from stepless import persist
 from stepless.models import folders
-from stepless.models.folders import ModelFileError
+from stepless.models.folders import ModelFileError, check_place
 from stepless.models.members import MEMBER_KINDS, FactoryMember
 from stepless.networks.nets import FactoryMembers
 from stepless.persist import load_model, save_model
@@ -226,6 +226,19 @@ def test_what_is_not_a_models_is_not_written_over(tmp_path):
             save_model(make_model(), tmp_path / "folder")
         assert [p.name for p in (tmp_path / "folder").iterdir()] == [name]
         shutil.rmtree(tmp_path / "folder")
+
+
+def test_a_place_that_cannot_be_written_to_is_known_before_the_fit(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match=r"a model is saved as a folder; .*file is a file"):
+        check_place(tmp_path / "file" / "m")
+    check_place(tmp_path / "a" / "b" / "m")
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)
+    for name in ("m", "a/b/m"):
+        with pytest.raises(PermissionError, match=r"a model cannot be saved in .*, which may not be written to"):
+            check_place(tmp_path / name)
+    (tmp_path / "m").mkdir()
+    check_place(tmp_path / "m")  # its own folder is what counts
 
 
 def test_a_damaged_model_may_be_saved_over(tmp_path):

@@ -7,6 +7,7 @@ help and the first line of output do not wait for large libraries.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -343,4 +344,8 @@ def metrics(
 
 def main() -> None:
     """Run the command line."""
-    app()
+    try:
+        with handled_errors():  # help is printed outside of the commands
+            app()
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)

@@ -272,6 +272,37 @@ def test_parquet(tmp_path):
         load_table(Source(str(tmp_path / "inf.parquet")))
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_of_parquet_do_not_depend_on_the_unit(tmp_path, unit):
+    import datetime
+
+    days = [datetime.datetime(2024, 10, 20), datetime.datetime(2024, 1, 1, 12, 30, 10), None]
+    table = pa.table(
+        {
+            "plain": pa.array(days, pa.timestamp(unit)),
+            "zoned": pa.array(days, pa.timestamp(unit, "UTC")),
+            "clock": pa.array(
+                [datetime.time(10, 20), datetime.time(0), None], pa.time64("us" if unit != "ns" else unit)
+            ),
+        }
+    )
+    pq.write_table(table, tmp_path / "data.parquet")
+    loaded = load_table(Source(str(tmp_path / "data.parquet")))
+    # a model that was trained on the CSV must know the dates of the Parquet
+    assert loaded.columns["plain"].tolist() == ["2024-10-20", "2024-01-01 12:30:10", None]
+    assert loaded.columns["zoned"].tolist() == ["2024-10-20 00:00:00Z", "2024-01-01 12:30:10Z", None]
+    assert loaded.columns["clock"].tolist() == ["10:20:00", "00:00:00", None]
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+def test_fractions_of_a_second_in_parquet_keep_their_digits(tmp_path, unit):
+    import datetime
+
+    half = datetime.datetime(2024, 1, 1, 0, 0, 0, 500_000)
+    pq.write_table(pa.table({"t": pa.array([half], pa.timestamp(unit))}), tmp_path / "data.parquet")
+    assert load_table(Source(str(tmp_path / "data.parquet"))).columns["t"].tolist() == ["2024-01-01 00:00:00.5"]
+
+
 def test_chunks_read_what_they_are_told_in_any_order(tmp_path):
     source = write(tmp_path, "z,b,a\nq,1,x\nr,,\n")
     (chunk,) = read_chunks(source, {"a": "category", "b": "number"}, ["z"])

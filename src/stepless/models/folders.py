@@ -107,11 +107,19 @@ def _make_folder(root: Path, own: str) -> str:
 
 
 def check_place(root: Path) -> None:
-    """Raise a ValueError if a save would write into something other than a model's folder."""
+    """Raise a ValueError if a save would write into something other than a model's folder.
+
+    Where nothing may be written, raise a PermissionError.
+    """
+    nearest = next((place for place in (root, *root.parents) if place.exists()), root)
+    if not nearest.is_dir():
+        raise ValueError(f"a model is saved as a folder; {nearest} is a file. Choose another path.")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise PermissionError(
+            f"a model cannot be saved in {nearest}, which may not be written to. Choose another path."
+        )
     if not root.exists():
         return
-    if not root.is_dir():
-        raise ValueError(f"a model is saved as a folder; {root} is a file. Choose another path.")
     names = set(os.listdir(root))
     if _DOCUMENT in names:
         try:

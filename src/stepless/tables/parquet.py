@@ -10,15 +10,18 @@ from numpy.typing import NDArray
 
 from stepless.extras import needs
 from stepless.tables.files import Source, TableError, checked_names
-from stepless.tables.frames import object_array
 
 with needs("reading Parquet needs pyarrow", "cli", "pyarrow"):
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
 Array = NDArray[Any]
 
 _UNITS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+#: Digits of a second that only say the unit, and a midnight, which is how a column of dates is often kept.
+_SPARE_DIGITS = r"(?:\.0+|(\.[0-9]*[1-9])0+)(Z|[+-][0-9]{4})?$"
+_MIDNIGHT = r"^([0-9]{4}-[0-9]{2}-[0-9]{2}) 00:00:00$"
 
 
 def shape(source: Source) -> tuple[int, dict[str, bool]]:
@@ -37,7 +40,8 @@ def batches(
 
     By their type, numbers are float64 with NaN for missing, and so are true and false, and durations in seconds; text,
     dates and times are text in an object array with None for missing. As text, a number has the digits it has in the
-    file, and true is True, as in the CSV of the same table.
+    file, and true is True, as in the CSV of the same table; a time does not depend on the unit in which the file keeps
+    it, and a midnight is a date.
 
     Args:
         source: The file.
@@ -83,10 +87,14 @@ def _text(source: Source, name: str, column: Any) -> Array:
     if pa.types.is_floating(kind):
         # as numpy writes them: a float32 in as few digits as identify it, fewer than the same number as float64 has
         values = column.to_numpy(zero_copy_only=False)
-        return object_array([None if np.isnan(value) else str(value) for value in values])
+        return np.array([None if np.isnan(value) else str(value) for value in values], dtype=object)
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind):
-        return object_array([None if value is None else str(value) for value in column.to_pylist()])
+        return np.array([None if value is None else str(value) for value in column.to_pylist()], dtype=object)
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     if not text and not pa.types.is_temporal(kind) and not pa.types.is_decimal(kind):
         raise TableError(f"{source.name}, column {name!r} holds {kind}; a table has numbers and text.")
-    return object_array(column.cast(pa.string()).to_pylist())
+    written = column.cast(pa.string())
+    if pa.types.is_temporal(kind):
+        written = pc.replace_substring_regex(written, _SPARE_DIGITS, r"\1\2")
+        written = pc.replace_substring_regex(written, _MIDNIGHT, r"\1")
+    return np.array(written.to_pylist(), dtype=object)
