@@ -1,4 +1,4 @@
-"""What users of other libraries complain about (peers.md, 2 to 9): each shown right, where naive code goes wrong."""
+"""What users of other libraries complain about, in their issues: each shown right, where naive code goes wrong."""
 
 import numpy as np
 import pytest

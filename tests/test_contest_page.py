@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -75,6 +76,18 @@ def test_results_are_written_whole(contest, tmp_path):
     results.write(given, tmp_path)
     assert results.read("a", tmp_path) == given == results.read_all(tmp_path)[0]
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("kind", ["set", "contestant", "metric"])
+def test_a_run_of_an_unknown_name_says_so(tmp_path, kind):
+    ran = subprocess.run(
+        [sys.executable, FOLDER / "run.py", f"--{kind}s", "nosuch", "--folder", tmp_path],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.startswith(f"no {kind} is called 'nosuch'; there are '")
 
 
 def test_scores_from_counts_are_the_scores(contest):

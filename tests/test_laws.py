@@ -197,7 +197,7 @@ def test_sharpened_by_a_tensor_is_sharpened_by_its_number(step):
 @pytest.mark.parametrize("delta", [0.0, 0.1, 0.2, 0.5])
 @pytest.mark.parametrize("width", [1.0, 0.5, 0.1])
 def test_linear_is_the_papers(tau, delta, width):
-    """methods.md, section 1: break points, slopes m1, m2, m3 and the Lipschitz constant of Theorem 4.1."""
+    """Break points and slopes m1, m2, m3 of *Bridging the Gap*, and the Lipschitz constant of its Theorem 4.1."""
     step, half = sl.Linear(delta=delta, width=width), width * min(tau, 1 - tau) / 2
     x = torch.tensor([0.0, tau - half, tau, tau + half, 1.0], dtype=torch.float64)
     y = torch.tensor([0.0, delta, 0.5, 1 - delta, 1.0], dtype=torch.float64)

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -91,6 +92,31 @@ def test_a_table_that_is_partly_run_says_so_and_folds_what_holds_away(papers, tm
     assert "| **Toy** | all tables | 9 | 1 |  | 1 |" in text
     assert text.index("**not reproduced**: Not yet.") < text.index("The 9 claims that were reproduced")
     assert "Not run so far." in page.render([frame.Results(table)])
+
+
+def test_a_pattern_that_no_cell_matches_is_told(papers):
+    choice, cells = papers["frame"].Choice(["a", "a/*", "b/z", "c"]), ["a/x", "a/y", "b/x"]
+    assert choice.without_cell(cells) == ["b/z", "c"]
+    ran = subprocess.run(
+        [sys.executable, FOLDER / "run.py", "anyloss_1", "--cell", "1e-16", "zzz"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert (ran.returncode, ran.stderr.strip()) == (1, "no cell is called zzz in anyloss_1.")
+
+
+def test_folds_are_counted_in_the_plural(papers):
+    fold = {"same": [0, 0, 3, 7], "mixed": [2, 0, 1, 7]}
+    table = importlib.import_module("anyloss_four").TABLES[0]
+
+    def reason(*again):
+        cells = {"1/f1": ["same", "mixed"], "1/released:f1": again}
+        return table._reason({k: {"counts": [fold[f] for f in v]} for k, v in cells.items()}, "1", "f1", "f1", 0.9)
+
+    assert ", with no such fold," in reason("mixed", "mixed")
+    assert ", with 1 such fold," in reason("same", "mixed")
+    assert ", with 2 such folds," in reason("same", "same")
 
 
 def test_shares_of_all_sets_are_judged_once_all_have_run(papers):

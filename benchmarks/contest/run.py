@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
@@ -26,12 +27,19 @@ import torch
 from contestants import CONTESTANTS, PARTS, Outcome
 from fits import Fits
 from goals import GOALS, Goal
-from problems import CONFIG, FULL, Problem, load, sets
+from problems import CONFIG, FULL, Problem, data_folder, load, sets
 from results import FOLDER, about, read, write
 
 import stepless as sl
 
 Choice = tuple[list[str] | None, list[str] | None, bool]
+
+
+def check(given: Sequence[str] | None, known: Sequence[str], kind: str) -> None:
+    """Exit if a name is none of the known ones, which would do nothing."""
+    if lost := [name for name in given or () if name not in known]:
+        names = ["; ".join(map(repr, dict.fromkeys(each))) for each in (lost, known)]  # some have a comma
+        sys.exit(f"no {kind} is called {names[0]}; there are {names[1]}.")
 
 
 def missing(name: str, task: str, half: str, choice: Choice, folder: Path) -> list[tuple[str, Goal]]:
@@ -97,6 +105,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER)
     given = parser.parse_args()
     metrics = given.metrics or (CONFIG["quick_metrics"] if given.quick else None)
+    check(given.sets, [name for name, _, _ in sets()], "set")
+    check(given.contestants, [*(name for named in CONTESTANTS.values() for name in named), *PARTS], "contestant")
+    check(given.metrics, [goal.label for goals in GOALS.values() for goal in goals], "metric")
     choice = (list(PARTS) if given.parts else given.contestants, metrics, given.again)
     chosen = [
         row for row in sets()
@@ -109,6 +120,8 @@ def main() -> None:
     if given.sets is not None:  # in the order they are given: the longest first, for one
         chosen.sort(key=lambda row: given.sets.index(row[0]))
     about()  # before the source can change under a long run
+    if chosen:
+        data_folder()  # or every set would fail by itself
     begun, times, failed = time.perf_counter(), [], []
     with ProcessPoolExecutor(given.jobs, max_tasks_per_child=None) as pool:
         waiting = {pool.submit(run_set, *row, choice, given.folder): row[0] for row in chosen}

@@ -10,6 +10,7 @@ half.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -63,4 +64,7 @@ def main(halves: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["development", "confirmation"])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("half", nargs="?", choices=["development", "confirmation"])
+    half = parser.parse_args().half
+    main([half] if half else ["development", "confirmation"])

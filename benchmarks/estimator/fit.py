@@ -12,6 +12,7 @@ is what is compared: unlike time by the clock, it is the same on a busy machine.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -84,8 +85,11 @@ def predict(rows: int) -> dict[str, float]:
 def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    if len(sys.argv) > 1:
-        print(json.dumps(predict(int(sys.argv[1]))))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="?", type=int, help="only predict so many rows, in this process")
+    rows = parser.parse_args().rows
+    if rows is not None:
+        print(json.dumps(predict(rows)))
         return
     with threadpool_limits(1):
         record: dict[str, object] = {"fit": fit()}

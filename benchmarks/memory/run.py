@@ -371,7 +371,10 @@ def main() -> None:
         record = {**about(options.device), "seconds": round(time.time() - started), "seeds": TUNING_SEEDS}
         write(options.out / "tuning.json", {**record, "validation": found})
         return
-    tuned = json.loads((options.out / "tuning.json").read_text())["validation"]
+    tuning = options.out / "tuning.json"
+    if not tuning.exists():
+        sys.exit(f"no {tuning}: choose learning rates and horizon first, with --tune and the same --out.")
+    tuned = json.loads(tuning.read_text())["validation"]
     results = compare(options.datasets, options.device, options.jobs, tuned, last=options.confirm)
     text = summary(results)
     print("\n" + text)

@@ -88,7 +88,8 @@ class _Four(Table):
         if released is not None:
             text = f"as released, where a net goes on from fold to fold, it is {released:.3f}"
             if same.any():
-                text += f", with {constant(folds, again, metric).sum() or 'no'} such fold"
+                alike = constant(folds, again, metric).sum()
+                text += f", with {alike or 'no'} such fold{'s' if alike > 1 else ''}"
             ends = RELEASED if abs(released - printed) <= near else f"which is not it either; {NOT_FOUND}"
             parts.append(f"{text}, {ends}")
         elif not same.any():

@@ -199,7 +199,7 @@ def config(name: str) -> dict[str, Any]:
 
 
 def tables(chosen: Sequence[str] = ()) -> list[Table]:
-    """All tables, or those whose names match one of these patterns (``anyloss_6``, ``bridging*``)."""
+    """All tables, or those whose names match one of these patterns (``anyloss_6_slp``, ``bridging*``)."""
     found: list[Table] = []
     for module in MODULES:
         if (HERE / f"{module}.py").exists():
@@ -362,6 +362,10 @@ class Choice:
     patterns: Sequence[str] = ()
     again: bool = False
     shard: tuple[int, int] = (0, 1)
+
+    def without_cell(self, cells: Sequence[str]) -> list[str]:
+        """The patterns that match none of the cells."""
+        return [pattern for pattern in self.patterns if not any(_matches(cell, pattern) for cell in cells)]
 
     def of(self, cells: Sequence[str]) -> list[str]:
         """Those of the cells that are chosen."""

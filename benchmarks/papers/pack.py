@@ -7,6 +7,7 @@ STEPLESS_DATA=… python benchmarks/papers/pack.py [name …]
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import sys
@@ -37,5 +38,10 @@ def write(name: str) -> None:
 
 
 if __name__ == "__main__":
-    for each in sys.argv[1:] or packs():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="all, if none is given")
+    names, known = parser.parse_args().names, packs()
+    if lost := [name for name in names if name not in known]:
+        sys.exit(f"nothing to pack is called {', '.join(lost)}; there are {', '.join(known)}.")
+    for each in names or known:
         write(each)

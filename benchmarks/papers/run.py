@@ -97,12 +97,16 @@ def main() -> None:
         merge(chosen, folder, given.merge or [])
         return listed(chosen, context, folder)
     patterns, begun = [*given.sets, *given.cells], time.perf_counter()
+    k, n = map(int, given.shard.split("/"))
+    if patterns and n == 1:  # a worker is given all patterns, but not all tables
+        lost = Choice(patterns).without_cell([cell for table in chosen for cell in table.cells(context)])
+        if lost:
+            sys.exit(f"no cell is called {', '.join(lost)} in {', '.join(table.name for table in chosen)}.")
     if given.workers > 1:
         passed = ["--device", given.device, *(["--cell", *patterns] if patterns else [])]
         passed += [flag for flag, on in (("--quick", given.quick), ("--again", given.again)) if on]
         share(chosen, folder, given.workers, passed)
         given.again = False  # what is left is done by this process: tables that must run alone
-    k, n = map(int, given.shard.split("/"))
     into = folder / "shards" / str(k) if n > 1 else None
     broken = []
     for table in chosen:

@@ -9,6 +9,7 @@ written from their papers' formulas (`peers.py`).
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -193,7 +194,9 @@ def commit() -> str:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent, help="where the results go")
+    folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)  # now, not after ten minutes of measuring
     rows = []
     for size, must, strive, seconds in SIZES:

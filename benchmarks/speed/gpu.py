@@ -5,8 +5,8 @@ python benchmarks/speed/gpu.py [FOLDER]     writes gpu_results.json into FOLDER 
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,7 +135,9 @@ def multiclass() -> dict[str, object]:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent, help="where the results go")
+    folder = parser.parse_args().folder
     record: dict[str, object] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     bandwidth = copy_bandwidth()
     record["copy_bytes_per_second"] = bandwidth
