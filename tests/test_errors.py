@@ -238,6 +238,8 @@ SETTINGS = {
     # presets and registration
     "soft sets' step": (lambda: sl.presets.soft_sets(step="cos"), ValueError, '"linear" and "sigmoid"; got \'cos\''),
     "soft sets of classes": (lambda: sl.presets.soft_sets("f1", **multiclass), ValueError, "multiclass"),
+    "step of a preset": (lambda: sl.presets.anyloss(step="linear"), TypeError, "presets.anyloss sets step itself"),
+    "task of a preset": (lambda: sl.presets.east(task="binary", step="sigmoid"), TypeError, "east sets step and task"),
     "prior": (lambda: sl.presets.score_oriented(prior="normal"), ValueError, "\"uniform\"; got 'normal'"),
     "sharpness 0": (lambda: sl.presets.sigmoid_f1(sharpness=0), ValueError, "sharpness must .*got 0"),
     "metric without best": (lambda: sl.metric(lambda tp, fp, fn, tn: tp), TypeError, r"@(sl\.)?metric\(best="),

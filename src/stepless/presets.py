@@ -29,7 +29,7 @@ def anyloss(metric: str = "f1", *, amplification: float = 73.0, **settings: Any)
     >>> anyloss("g_mean")
     MetricLoss('g_mean', step=Sigmoid(k=73.0))
     """
-    return MetricLoss(metric, step=Sigmoid(k=amplification), **settings)
+    return _make("anyloss", metric, settings, step=Sigmoid(k=amplification))
 
 
 def soft_sets(metric: str = "f1", *, step: str = "linear", **settings: Any) -> MetricLoss:
@@ -54,7 +54,7 @@ def soft_sets(metric: str = "f1", *, step: str = "linear", **settings: Any) -> M
     thresholds: Any = SOFT_SET_THRESHOLDS
     if settings.get("task") == "multilabel":  # rows, because a flat sequence would be one threshold per label
         thresholds = [(tau,) for tau in thresholds]
-    return MetricLoss(metric, step=steps[step], threshold=thresholds, **settings)
+    return _make("soft_sets", metric, settings, step=steps[step], threshold=thresholds)
 
 
 def east(metric: str = "f1", *, anneal_until: float = 1.0, **settings: Any) -> MetricLoss:
@@ -63,9 +63,8 @@ def east(metric: str = "f1", *, anneal_until: float = 1.0, **settings: Any) -> M
     A dynamic threshold for each sample, a soft-set confusion matrix over all classes, and annealing from cross-entropy
     to the metric until progress ``anneal_until``. Call ``advance(step / total_steps)`` while training.
     """
-    return MetricLoss(
-        metric, task="multiclass", step=Linear(delta=0.1), schedule=Schedule(until=anneal_until), **settings
-    )
+    schedule = Schedule(until=anneal_until)
+    return _make("east", metric, settings, task="multiclass", step=Linear(delta=0.1), schedule=schedule)
 
 
 def score_oriented(
@@ -81,7 +80,7 @@ def score_oriented(
     if prior == "uniform" and delta is not None:
         raise ValueError(f'delta has no effect with prior="uniform", which is as wide as can be; got {delta}.')
     step = Identity() if prior == "uniform" else RaisedCosine() if delta is None else RaisedCosine(delta=delta)
-    return MetricLoss(metric, step=step, **settings)
+    return _make("score_oriented", metric, settings, step=step)
 
 
 def sigmoid_f1(*, sharpness: float = 1.0, offset: float = 0.0, **settings: Any) -> MetricLoss:
@@ -94,9 +93,8 @@ def sigmoid_f1(*, sharpness: float = 1.0, offset: float = 0.0, **settings: Any) 
     if not _is_number(offset) or not abs(offset) < _FARTHEST:
         raise ValueError(f"offset is a logit between {-_FARTHEST:g} and {_FARTHEST:g}; got {offset}.")
     threshold = 1 / (1 + math.exp(-offset))
-    return MetricLoss(
-        "f1", task="multilabel", step=LogitSigmoid(temperature=1 / sharpness), threshold=threshold, **settings
-    )
+    step = LogitSigmoid(temperature=1 / sharpness)
+    return _make("sigmoid_f1", "f1", settings, task="multilabel", step=step, threshold=threshold)
 
 
 def _is_number(value: Any) -> bool:
@@ -114,3 +112,11 @@ def wmw(*, margin: float = 0.2, power: int = 3, **settings: Any) -> MetricLoss:
     """
     pairs = replace(RANKINGS["auroc"], surrogate=ordering.wmw, scale="probabilities")
     return MetricLoss(pairs, margin=margin, power=power, **settings)
+
+
+def _make(preset: str, metric: str, settings: dict[str, Any], **fixed: Any) -> MetricLoss:
+    """The loss with the settings of the preset and those of the user, which must not be the same ones."""
+    twice = sorted(settings.keys() & fixed.keys())
+    if twice:
+        raise TypeError(f"presets.{preset} sets {' and '.join(twice)} itself; for another value use MetricLoss.")
+    return MetricLoss(metric, **fixed, **settings)
