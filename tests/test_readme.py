@@ -70,7 +70,7 @@ def test_design_lists_the_modules_in_the_layers_of_the_contracts():
     text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## Modules")[2].partition("\n## ")[0]
     top = {module: int(level) for level, module in re.findall(r"^\| (\d+) \| `(\w+)` \|", text, re.MULTILINE)}
     within = {}
-    for package, module in re.findall(r"^\| `(\w+)` \| `(\w+)` \|", text, re.MULTILINE):
+    for package, module in re.findall(r"^\| `([\w.]+)` \| `(\w+)` \|", text, re.MULTILINE):
         within.setdefault(f"stepless.{package}", []).append(module)
 
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -79,7 +79,8 @@ def test_design_lists_the_modules_in_the_layers_of_the_contracts():
     layers = {contract["containers"][0]: [line.split(" : ") for line in contract["layers"]] for contract in contracts}
     assert top == {module: level for level, line in enumerate(layers.pop("stepless"), start=1) for module in line}
     assert within == {package: list(chain(*lines)) for package, lines in layers.items()}
-    packages = {f"stepless.{path.parent.name}" for path in (ROOT / "src" / "stepless").glob("*/__init__.py")}
+    source = ROOT / "src"
+    packages = {".".join(path.parent.relative_to(source).parts) for path in source.glob("stepless/*/**/__init__.py")}
     assert set(layers) == packages
 
 

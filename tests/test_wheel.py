@@ -1,4 +1,4 @@
-"""The wheel in empty environments: torch and numpy are enough, and what needs more names the extra that brings it."""
+"""The wheels in empty environments: torch and numpy are enough, and what needs more names the extra that brings it."""
 
 import json
 import os
@@ -16,14 +16,17 @@ import pytest
 from packaging.requirements import Requirement
 
 import stepless as sl
-from stepless.outcome import Outcome
+from stepless.tabular.outcome import Outcome
 
-from .outcomes import make
+from .tabular.outcomes import make
 
 pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parent.parent
 CONSTRAINTS = ("--constraint", str(ROOT / "constraints.txt"))
+TABULAR = ROOT / "src" / "stepless" / "tabular"
+#: The most a wheel may weigh, in bytes.
+LIGHT = 300_000
 #: What is not called as it is imported.
 DISTRIBUTIONS = {"imblearn": "imbalanced-learn", "mlflow": "mlflow-skinny", "sklearn": "scikit-learn"}
 #: These extras stand for no front end.
@@ -58,7 +61,8 @@ BARE = [
     ("from stepless import TunedThreshold", "sklearn"),
     ("import stepless as sl; sl.compare", "sklearn"),
     ("import stepless as sl; sl.load", "sklearn"),
-    ("import stepless.networks.checkpoints", "sklearn"),
+    ("import stepless as sl; sl.Outcome", "sklearn"),
+    ("import stepless as sl; sl.shared_fits", "sklearn"),
     ("import stepless as sl; sl.plots", "plots"),
     ("import stepless.plots", "plots"),
     ("import stepless.integrations.jax", "jax"),
@@ -67,8 +71,6 @@ BARE = [
     ("import stepless.integrations.mlflow", "mlflow"),
     ("import stepless.integrations.torchmetrics", "torchmetrics"),
     ("import stepless.integrations.transformers", "transformers"),
-    ("import stepless.cli", "cli"),
-    ("import stepless.tables.parquet", "cli"),
 ]
 #: The same with the extra ``sklearn``.
 WITH_SKLEARN = [
@@ -82,6 +84,8 @@ WITH_SKLEARN = [
     ("sl.compare(X, y, backend='ray', **few)", "ray"),
     ("sl.compare(X, y, backend='dask', **few)", "dask"),
     ("import stepless.integrations.mlflow", "mlflow"),
+    ("import stepless.tabular.cli", "cli"),
+    ("import stepless.tabular.tables.parquet", "cli"),
 ]
 #: The same where a part of an extra is missing.
 HALF = [
@@ -109,8 +113,12 @@ def run(*command, folder, code=0):
     return done.stdout if code == 0 else done.stderr
 
 
-def make_environment(folder, wanted, *, below=None):
-    """An environment with a distribution and what that needs, on top of another one; the path of its Python."""
+def make_environment(folder, wanted, *, wheels=None, below=None):
+    """An environment with a distribution and what that needs, on top of another one; the path of its Python.
+
+    Args:
+        wheels: A folder of wheels that come before those of the index.
+    """
     venv.create(folder)
     python = folder / "bin" / "python"
     if below is not None:
@@ -119,7 +127,7 @@ def make_environment(folder, wanted, *, below=None):
             run(below, "-c", where, folder=folder)
         )
     # torch has thousands of files that nothing here imports
-    options = ("--quiet", "--no-compile", *CONSTRAINTS)
+    options = ("--quiet", "--no-compile", *CONSTRAINTS, *(() if wheels is None else ("--find-links", wheels)))
     run(sys.executable, "-m", "pip", "--python", python, "install", *options, wanted, folder=folder)
     return python
 
@@ -132,26 +140,40 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def wheel(folder):
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT, folder=folder)
-    (made,) = folder.glob("*.whl")
+def published(folder):
+    """What a release uploads: both distributions as sources, and the wheels that are built from these."""
+    made = folder / "published"
+    for project in (ROOT, TABULAR):
+        run(sys.executable, "-m", "build", "--outdir", made, project, folder=folder)
     return made
 
 
 @pytest.fixture(scope="module")
-def bare(folder, wheel):
-    return make_environment(folder / "bare", wheel)
+def wheels(published):
+    core, tabular = sorted(published.glob("*.whl"))
+    return {"stepless": core, "stepless-tabular": tabular}
 
 
 @pytest.fixture(scope="module")
-def with_sklearn(folder, wheel, bare):
-    return make_environment(folder / "with_sklearn", f"stepless[sklearn]=={sl.__version__}", below=bare)
+def bare(folder, wheels):
+    return make_environment(folder / "bare", wheels["stepless"])
 
 
 @pytest.fixture(scope="module")
-def metadata(wheel):
+def with_sklearn(folder, published, bare):
+    wanted = f"stepless[sklearn]=={sl.__version__}"
+    return make_environment(folder / "with_sklearn", wanted, wheels=published, below=bare)
+
+
+def metadata_of(wheel):
     with zipfile.ZipFile(wheel) as file:
-        return Parser().parsestr(file.read(f"stepless-{sl.__version__}.dist-info/METADATA").decode())
+        (name,) = (name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
+        return Parser().parsestr(file.read(name).decode())
+
+
+@pytest.fixture(scope="module")
+def metadata(wheels):
+    return metadata_of(wheels["stepless"])
 
 
 def brings(metadata, extra):
@@ -173,19 +195,60 @@ def check_fix(printed, extra, metadata):
     assert FIX.search(error["said"]), error
     assert FIX.search(error["said"])[1] == extra, error
     assert "\n" not in error["said"]
-    assert DISTRIBUTIONS.get(error["name"], error["name"]) in brings(metadata, extra), error
+    missing = error["name"].replace(".", "-")
+    assert DISTRIBUTIONS.get(missing, missing) in brings(metadata, extra), error
 
 
-def test_what_is_in_the_wheel(wheel):
-    with zipfile.ZipFile(wheel) as file:
-        names = {name for name in file.namelist() if ".dist-info/" not in name}
-        commands = file.read(f"stepless-{sl.__version__}.dist-info/entry_points.txt").decode()
+def test_what_is_in_the_wheels(wheels):
+    held = {}
+    for name, wheel in wheels.items():
+        with zipfile.ZipFile(wheel) as file:
+            held[name] = {entry for entry in file.namelist() if ".dist-info/" not in entry}
+            info = {entry.partition(".dist-info/")[2]: entry for entry in file.namelist() if ".dist-info/" in entry}
+            licences = [file.read(path).decode() for entry, path in info.items() if entry.endswith("LICENSE")]
+            assert licences == [(ROOT / "LICENSE").read_text(encoding="utf-8")]
+            if name == "stepless":
+                assert "stepless = " in file.read(info["entry_points.txt"]).decode()
+            else:
+                assert "licenses/page/uplot-licence.txt" in info
     source = ROOT / "src"
     ours = {path for path in (source / "stepless").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
-    assert names == {path.relative_to(source).as_posix() for path in ours}
-    page = {f"stepless/page/{name}" for name in ("charts.js", "explorer.js", "style.css", "template.html", "uplot.js")}
-    assert names >= {"stepless/py.typed", "stepless/integrations/jax.py", *page}
-    assert "stepless = " in commands
+    ours -= {TABULAR / name for name in ("LICENSE", "pyproject.toml")}  # of the project
+    there = {path.relative_to(source).as_posix() for path in ours}
+    assert held["stepless-tabular"] == {name for name in there if name.startswith("stepless/tabular/")}
+    assert held["stepless"] == there - held["stepless-tabular"]
+    page = {
+        f"stepless/tabular/page/{name}"
+        for name in ("charts.js", "explorer.js", "style.css", "template.html", "uplot.js", "uplot-licence.txt")
+    }
+    assert held["stepless-tabular"] >= page
+    assert held["stepless"] >= {"stepless/py.typed", "stepless/integrations/jax.py"}
+
+
+def test_wheels_are_light(wheels):
+    assert {name: wheel.stat().st_size for name, wheel in wheels.items() if wheel.stat().st_size > LIGHT} == {}
+
+
+def test_two_distributions_require_each_other_in_one_version(wheels, metadata):
+    other = metadata_of(wheels["stepless-tabular"])
+    assert metadata["Version"] == other["Version"] == sl.__version__
+    assert other.get_all("Requires-Dist") == [f"stepless[sklearn]=={sl.__version__}"]
+    wanted = [entry for entry in map(Requirement, metadata.get_all("Requires-Dist")) if entry.name in wheels]
+    assert {str(entry.specifier) for entry in wanted} == {f"=={sl.__version__}"}
+    assert all(entry.url is None for entry in wanted), "an index knows no folders"
+
+
+def test_a_checkout_brings_its_own_tables(folder, bare, tmp_path):
+    """Without an index that knows the second distribution, and from a folder whose name has to be written as a URL."""
+    checkout = tmp_path / "a checkout"
+    left = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "docs", "tests")
+    shutil.copytree(ROOT, checkout, ignore=left)
+    made = make_environment(folder / "checkout", f"{checkout}[cli]", below=bare)
+    shutil.rmtree(checkout)
+    said = run(made.parent / "stepless", "metrics", "f1", folder=tmp_path)
+    assert said.startswith("name: f1\n")
+    where = "import stepless.tabular as found; print(found.__file__)"
+    assert Path(run(made, "-I", "-c", where, folder=tmp_path).strip()).is_relative_to(folder / "checkout")
 
 
 def test_every_extra_is_asked_for(metadata):
@@ -245,11 +308,11 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
     assert not {"joblib", "narwhals", "rich", "safetensors", "scipy", "sklearn", "threadpoolctl"} & loaded
 
 
-def test_a_report_has_its_page(bare, tmp_path):
+def test_a_report_has_its_page(with_sklearn, tmp_path):
     outcome = make(rows=120, contestants=3)
     outcome.to_json(tmp_path / "outcome.json")
     code = "import stepless as sl; sl.Outcome.from_json('outcome.json').to_html('there.html')"
-    run(bare, "-I", "-c", code, folder=tmp_path)
+    run(with_sklearn, "-I", "-c", code, folder=tmp_path)
     Outcome.from_json(tmp_path / "outcome.json").to_html(tmp_path / "here.html")
     assert (tmp_path / "there.html").read_bytes() == (tmp_path / "here.html").read_bytes()
 
@@ -259,6 +322,11 @@ def test_a_report_has_its_page(bare, tmp_path):
 def test_the_command_without_its_extra(bare, tmp_path, way, arguments):
     command = (bare.parent / "stepless",) if way == "the command" else (bare, "-I", "-m", "stepless")
     said = run(*command, *arguments, folder=tmp_path, code=2)
+    assert said == 'Error: the command line needs stepless-tabular: pip install "stepless[cli]"\n'
+
+
+def test_the_command_with_another_extra(with_sklearn, tmp_path):
+    said = run(with_sklearn, "-I", "-m", "stepless", "demo", folder=tmp_path, code=2)
     assert said == 'Error: the command line needs typer and rich: pip install "stepless[cli]"\n'
 
 
@@ -282,10 +350,10 @@ def test_with_a_part_of_an_extra(with_sklearn, metadata, tmp_path, code, missing
     check_fix(run(with_sklearn, "-I", "-c", PROBE, ROWS + code, missing, folder=tmp_path), extra, metadata)
 
 
-def test_figures_of_a_comparison(bare, metadata, tmp_path):
+def test_figures_of_a_comparison(with_sklearn, metadata, tmp_path):
     make(rows=120, contestants=3).to_json(tmp_path / "outcome.json")
     code = "import stepless as sl; sl.Outcome.from_json('outcome.json').plots('figures')"
-    check_fix(run(bare, "-I", "-c", PROBE, code, folder=tmp_path), "plots", metadata)
+    check_fix(run(with_sklearn, "-I", "-c", PROBE, code, folder=tmp_path), "plots", metadata)
 
 
 @pytest.mark.parametrize("library", ["lightgbm", "xgboost", "catboost"])

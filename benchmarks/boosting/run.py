@@ -27,7 +27,7 @@ from lightgbm import LGBMClassifier
 from sklearn.model_selection import StratifiedKFold
 
 import stepless as sl
-from stepless.booster import MetricBooster
+from stepless.tabular.booster import MetricBooster
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from data import load_binary, manifest

@@ -17,7 +17,7 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stepless.outcome import Outcome
+from stepless.tabular.outcome import Outcome
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from data import data_folder, leaking, manifest, read_table

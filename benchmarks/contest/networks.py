@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import stepless as sl
-from stepless.ensembles.portfolio import automatic_plan
+from stepless.tabular.ensembles.portfolio import automatic_plan
 
 #: From logits ``(nets, rows, outputs)``, target ``(nets, rows, …)`` and progress in [0, 1] to a loss for each net.
 Loss = Callable[[Tensor, Tensor, float], Tensor]

@@ -27,17 +27,17 @@ import torch
 from sklearn.metrics import f1_score
 
 import stepless as sl
-from stepless.ensembles.choosing import _cross_fitted
-from stepless.ensembles.portfolio import CANDIDATES, Goal, automatic_plan, fit_ensembles, make_folds
 from stepless.formula import resolve
-from stepless.models.calibrating import fit_calibration
-from stepless.models.calibration import Identity
-from stepless.models.preprocessing import fit_features
-from stepless.networks.metric_objectives import Blend
-from stepless.networks.nets import Architecture
-from stepless.rules import Held, Rule
 from stepless.schedules import Schedule
-from stepless.tables.frames import read_table as as_table
+from stepless.tabular.ensembles.choosing import _cross_fitted
+from stepless.tabular.ensembles.portfolio import CANDIDATES, Goal, automatic_plan, fit_ensembles, make_folds
+from stepless.tabular.models.calibrating import fit_calibration
+from stepless.tabular.models.calibration import Identity
+from stepless.tabular.models.preprocessing import fit_features
+from stepless.tabular.networks.metric_objectives import Blend
+from stepless.tabular.networks.nets import Architecture
+from stepless.tabular.rules import Held, Rule
+from stepless.tabular.tables.frames import read_table as as_table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))

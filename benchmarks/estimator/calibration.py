@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import stepless as sl
-from stepless.models import calibrating
-from stepless.models.calibration import Calibration
+from stepless.tabular.models import calibrating
+from stepless.tabular.models.calibration import Calibration
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from data import data_folder, manifest, read_table

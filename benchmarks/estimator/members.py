@@ -1,8 +1,8 @@
 """Five members trained together against the same five one after another, and an epoch against scikit-learn's.
 
-Together and one by one are the same code, `stepless.networks.training.train`, with five members or with one; a third
-way is the loop that one would write by hand, with `torch.nn.Sequential`, autograd and `torch.optim.AdamW`. Times are
-the fastest of a few turns.
+Together and one by one are the same code, `stepless.tabular.networks.training.train`, with five members or with one; a
+third way is the loop that one would write by hand, with `torch.nn.Sequential`, autograd and `torch.optim.AdamW`. Times
+are the fastest of a few turns.
 
     python benchmarks/estimator/members.py [--threads 2]
 """
@@ -28,11 +28,11 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 
 import stepless as sl
-from stepless.networks.batches import Data
-from stepless.networks.metric_objectives import Blend, CostWeighted, OnMetric
-from stepless.networks.nets import Architecture, Members
-from stepless.networks.objectives import CrossEntropy, Losses
-from stepless.networks.training import Plan, train
+from stepless.tabular.networks.batches import Data
+from stepless.tabular.networks.metric_objectives import Blend, CostWeighted, OnMetric
+from stepless.tabular.networks.nets import Architecture, Members
+from stepless.tabular.networks.objectives import CrossEntropy, Losses
+from stepless.tabular.networks.training import Plan, train
 
 MUST = 3.0  # times faster together than one by one
 FOLDS, HIDDEN, TURNS = 5, (64, 64), 5

@@ -9,7 +9,7 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 from sphinx.application import Sphinx
 
-from stepless.cli import app as command_line
+from stepless.tabular.cli import app as command_line
 
 
 class CommandHelp(Directive):

@@ -23,8 +23,8 @@ SOURCE = ROOT / "src" / "stepless"
 def layers() -> dict[str, list[list[str]]]:
     """Return the layers within each container, from the top down.
 
-    >>> layers()["stepless"][:2], layers()["stepless.tables"][0]
-    ([['__main__'], ['cli']], ['reading'])
+    >>> layers()["stepless"][:2], layers()["stepless.tabular.tables"][0]
+    ([['__main__'], ['integrations']], ['reading'])
     """
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = settings["tool"]["importlinter"]["contracts"]
@@ -59,13 +59,11 @@ def _row(boxes: list[str]) -> str:
 
 
 def _box(name: str, held: dict[str, list[list[str]]]) -> str:
+    """Draw a module, or a package with what is in it."""
     inside = held.get(f"stepless.{name}", [])
-    rows = [_row([_named(f"{name}.{part}", part) + "</span>" for part in layer]) for layer in inside]
-    return _named(name, name, "package" if inside else "module") + "".join(rows) + "</span>"
-
-
-def _named(module: str, shown: str, kind: str = "part") -> str:
-    return f'<span class="{kind}" title="{escape(job(module))}"><b>{escape(shown)}</b>'
+    rows = [_row([_box(f"{name}.{part}", held) for part in layer]) for layer in inside]
+    kind, shown = "package" if inside else "module", name.rpartition(".")[2]
+    return f'<span class="{kind}" title="{escape(job(name))}"><b>{escape(shown)}</b>{"".join(rows)}</span>'
 
 
 class ModulePicture(Directive):

@@ -79,7 +79,7 @@ def exists(target: str, within: list[str | None] | tuple[()] = ()) -> bool:
         if thing is not None:
             return True
     # a bare name of the module that mentions it: `Batch`, `across_cut`
-    return any(hasattr(import_module(f"stepless.{name}"), target) for name in ("ordering", "costs", "outcome"))
+    return any(hasattr(import_module(f"stepless.{name}"), target) for name in ("ordering", "costs", "tabular.outcome"))
 
 
 def _step(thing: Any, part: str) -> Any:

@@ -2,7 +2,10 @@
 
 from importlib import import_module
 from importlib.util import find_spec
+from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
+
+from stepless.extras import needs
 
 if TYPE_CHECKING:
     from stepless import boosting as boosting
@@ -12,26 +15,19 @@ if TYPE_CHECKING:
     from stepless import plots as plots
     from stepless import presets as presets
     from stepless.accumulation import accumulate as accumulate
-    from stepless.booster import MetricBooster as MetricBooster
-    from stepless.comparison import compare as compare
     from stepless.constraints import Constraint as Constraint
     from stepless.cuts.tuning import Tuning as Tuning
-    from stepless.estimator import MetricClassifier as MetricClassifier
-    from stepless.loading import load as load
     from stepless.loss import MetricLoss as MetricLoss
     from stepless.loss import metric_loss as metric_loss
     from stepless.memory import Memory as Memory
     from stepless.metrics import METRICS as METRICS
     from stepless.metrics import metric as metric
-    from stepless.models.folders import ModelFileError as ModelFileError
-    from stepless.outcome import Outcome as Outcome
     from stepless.ranking import RANKINGS as RANKINGS
     from stepless.ranking import Ranking as Ranking
     from stepless.registry import Metric as Metric
     from stepless.safe_counts import for_formulas
     from stepless.schedules import Schedule as Schedule
     from stepless.scoring import score as score
-    from stepless.sharing import shared_fits as shared_fits
     from stepless.state import State as State
     from stepless.steps import STEPS as STEPS
     from stepless.steps import Hard as Hard
@@ -41,8 +37,15 @@ if TYPE_CHECKING:
     from stepless.steps import RaisedCosine as RaisedCosine
     from stepless.steps import Sigmoid as Sigmoid
     from stepless.steps import Step as Step
+    from stepless.tabular.booster import MetricBooster as MetricBooster
+    from stepless.tabular.comparison import compare as compare
+    from stepless.tabular.estimator import MetricClassifier as MetricClassifier
+    from stepless.tabular.loading import load as load
+    from stepless.tabular.models.folders import ModelFileError as ModelFileError
+    from stepless.tabular.outcome import Outcome as Outcome
+    from stepless.tabular.sharing import shared_fits as shared_fits
+    from stepless.tabular.tuned import TunedThreshold as TunedThreshold
     from stepless.thresholds import tune_threshold as tune_threshold
-    from stepless.tuned import TunedThreshold as TunedThreshold
 
     ratio = for_formulas(numerics.ratio)
     root = for_formulas(numerics.root)
@@ -50,6 +53,8 @@ if TYPE_CHECKING:
     maximum = for_formulas(numerics.maximum)
 
 __version__ = "0.1.0"
+#: `stepless.tabular`, the second distribution, may lie in another folder: that of a user, or of an environment on top.
+__path__ = extend_path(__path__, __name__)
 #: The module of each name. It is imported on first use, because torch takes seconds to import and the command line must
 #: respond at once. A name that is a module stands for itself.
 _NAMES = {
@@ -58,20 +63,22 @@ _NAMES = {
     "MetricLoss": "loss", "RaisedCosine": "steps", "Ranking": "ranking", "Schedule": "schedules", "Sigmoid": "steps",
     "State": "state", "Step": "steps", "Tuning": "cuts.tuning", "accumulate": "accumulation", "curves": "curves",
     "metric": "metrics", "metric_loss": "loss", "presets": "presets", "score": "scoring",
-    "shared_fits": "sharing", "tune_threshold": "thresholds",
+    "tune_threshold": "thresholds",
 }  # fmt: skip
-#: The same for names that need an extra, with the package that must be installed.
+#: The same for names that need an extra, with a package that it installs. `tabular` is a distribution of its own, which
+#: the extras bring.
 _EXTRAS = {
-    "MetricBooster": ("booster", "sklearn"),
-    "MetricClassifier": ("estimator", "sklearn"),
-    "ModelFileError": ("models.folders", "safetensors"),
-    "Outcome": ("outcome", "sklearn"),
-    "TunedThreshold": ("tuned", "sklearn"),
+    "MetricBooster": ("tabular.booster", "sklearn"),
+    "MetricClassifier": ("tabular.estimator", "sklearn"),
+    "ModelFileError": ("tabular.models.folders", "safetensors"),
+    "Outcome": ("tabular.outcome", "sklearn"),
+    "TunedThreshold": ("tabular.tuned", "sklearn"),
     "boosting": ("boosting", "torch"),
-    "compare": ("comparison", "sklearn"),
+    "compare": ("tabular.comparison", "sklearn"),
     "integrations": ("integrations", "torch"),
-    "load": ("loading", "sklearn"),
+    "load": ("tabular.loading", "sklearn"),
     "plots": ("plots", "matplotlib"),
+    "shared_fits": ("tabular.sharing", "sklearn"),
 }
 #: Functions that are safe at zero, for users' formulas.
 _SAFE = ("maximum", "minimum", "ratio", "root")
@@ -104,7 +111,6 @@ __all__ = [
     "ratio",
     "root",
     "score",
-    "shared_fits",
     "tune_threshold",
 ]
 
@@ -113,7 +119,8 @@ def __getattr__(name: str) -> Any:
     if name in _SAFE:
         made = import_module("stepless.safe_counts").for_formulas(getattr(import_module("stepless.numerics"), name))
     elif name in _NAMES or name in _EXTRAS:
-        module = import_module(f"stepless.{_NAMES[name] if name in _NAMES else _EXTRAS[name][0]}")
+        with needs(f"{name} needs stepless-tabular", "sklearn", "stepless.tabular"):
+            module = import_module(f"stepless.{_NAMES[name] if name in _NAMES else _EXTRAS[name][0]}")
         made = getattr(module, name, module)
     else:
         raise AttributeError(f"module 'stepless' has no attribute {name!r}")
@@ -122,4 +129,9 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *(name for name, (_, package) in _EXTRAS.items() if find_spec(package))})
+    offered = {name for name, (module, package) in _EXTRAS.items() if _is_here(module) and find_spec(package)}
+    return sorted({*globals(), *__all__, *offered})
+
+
+def _is_here(module: str) -> bool:
+    return find_spec(f"stepless.{module.partition('.')[0]}") is not None

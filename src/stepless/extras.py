@@ -14,6 +14,7 @@ def needs(who: str, extra: str, *packages: str) -> Iterator[None]:
         who: The beginning of the error: what needs the package.
         extra: The extra to install.
         packages: The extra's packages that are imported; an error about any other module is not changed.
+            ``stepless.tabular`` is one of them, where it is needed: it comes with the extras.
 
     Example:
         >>> with needs("this example needs Fortran77", "legacy", "fortran77"):
@@ -25,7 +26,8 @@ def needs(who: str, extra: str, *packages: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in packages:
+        name = f"{error.name}."
+        missing = next((package for package in packages if name.startswith(f"{package}.")), None)
+        if missing is None:
             raise
         raise ModuleNotFoundError(f'{who}: pip install "stepless[{extra}]"', name=missing) from None

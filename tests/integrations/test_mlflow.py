@@ -11,15 +11,15 @@ import torch
 from sklearn.datasets import make_classification, make_multilabel_classification
 
 import stepless as sl
-from tests.outcomes import make
-from tests.quick import quick  # noqa: F401 - a fixture
+from tests.tabular.outcomes import make
+from tests.tabular.quick import quick  # noqa: F401 - a fixture
 
 mlflow = pytest.importorskip("mlflow")
 pd = pytest.importorskip("pandas")
 
-from stepless.comparing.contestants import Aim, fit_contestant  # noqa: E402 - after importorskip
 from stepless.integrations import mlflow as logging  # noqa: E402 - after importorskip
-from stepless.outcome import Outcome  # noqa: E402 - after importorskip
+from stepless.tabular.comparing.contestants import Aim, fit_contestant  # noqa: E402 - after importorskip
+from stepless.tabular.outcome import Outcome  # noqa: E402 - after importorskip
 
 
 @pytest.fixture

@@ -23,13 +23,14 @@ with needs("stepless.integrations.mlflow needs MLflow and pandas", "mlflow", "ml
     from mlflow.types.schema import AnyType, ColSpec, DataType, Schema
 
 # After MLflow, so that the first missing package names the extra that brings all of them
-from stepless.loading import load
-from stepless.models.model import library_versions
+with needs("stepless.integrations.mlflow needs stepless-tabular", "mlflow", "stepless.tabular"):
+    from stepless.tabular.loading import load
+    from stepless.tabular.models.model import library_versions
 
 if TYPE_CHECKING:
     from mlflow.models.model import ModelInfo
 
-    from stepless.outcome import Entry, Outcome
+    from stepless.tabular.outcome import Entry, Outcome
 
 #: MLflow's limits, in characters.
 _LONGEST_PARAM, _LONGEST_TAG = 6000, 8000
@@ -42,7 +43,7 @@ def log(outcome: Outcome, model: Any = None, *, name: str = "model", **options: 
 
     Parameters say what was compared. Each contestant has its metrics, ``<contestant>/mean`` and so on, and its score on
     every fold as the steps of ``<contestant>/score``. The verdict is a tag. The artefacts are ``report.html`` and
-    ``comparison.json``, which `stepless.outcome.Outcome.from_json` reads.
+    ``comparison.json``, which `stepless.tabular.outcome.Outcome.from_json` reads.
 
     Args:
         outcome: The result of `stepless.compare`.

@@ -1,0 +1,1 @@
+"""Tables in, decisions out: estimators, comparisons and the command line; installed by the extras that need it."""
