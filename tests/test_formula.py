@@ -1,9 +1,11 @@
 """Formulas as text and as functions: the values of our own metrics, safe at 0/0, and safe to read from strangers."""
 
 import itertools
+import math
 import pickle
 import re
 import time
+import types
 import warnings
 
 import numpy as np
@@ -511,7 +513,75 @@ def own_variable():
     return made, lambda value: setattr(made, "scale", value)
 
 
-@pytest.mark.parametrize("make", [closure, module_variable, helper, own_variable])
+class Settings:
+    own = 1.0
+
+
+elsewhere = types.ModuleType("elsewhere")
+elsewhere.own, elsewhere.Settings = 1.0, Settings
+
+
+def attribute_of_a_class():
+    return lambda tp, fp, fn, tn: tp / (tp + Settings.own * fp + fn), lambda value: setattr(Settings, "own", value)
+
+
+def attribute_of_a_module():
+    return lambda tp, fp, fn, tn: tp / (tp + elsewhere.own * fp + fn), lambda value: setattr(elsewhere, "own", value)
+
+
+def attribute_of_a_class_of_a_module():
+    def formula(tp, fp, fn, tn):
+        return tp / (tp + elsewhere.Settings.own * fp + fn)
+
+    return formula, lambda value: setattr(Settings, "own", value)
+
+
+def attribute_of_a_function():
+    def formula(tp, fp, fn, tn):
+        return tp / (tp + formula.own * fp + fn)
+
+    formula.own = 1.0
+    return formula, lambda value: setattr(formula, "own", value)
+
+
+def method_of_a_class():
+    class Formulas:
+        own = 1.0
+
+        @staticmethod
+        def formula(tp, fp, fn, tn):
+            return tp / (tp + Formulas.own * fp + fn)
+
+    return lambda *counts: 1 * Formulas.formula(*counts), lambda value: setattr(Formulas, "own", value)
+
+
+def default():
+    scales = {"own": 1.0}
+
+    def formula(tp, fp, fn, tn, scales=scales):
+        return tp / (tp + scales["own"] * fp + fn)
+
+    return formula, lambda value: scales.update(own=value)
+
+
+def default_of_a_keyword():
+    scales = {"own": 1.0}
+
+    def formula(tp, fp, fn, tn, *, scales=scales):
+        return tp / (tp + scales["own"] * fp + fn)
+
+    return formula, lambda value: scales.update(own=value)
+
+
+ATTRIBUTES = (
+    attribute_of_a_class, attribute_of_a_module, attribute_of_a_class_of_a_module, attribute_of_a_function,
+    method_of_a_class,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "make", [closure, module_variable, helper, own_variable, *ATTRIBUTES, default, default_of_a_keyword]
+)
 @pytest.mark.parametrize("rows", [40, 9000])
 def test_a_formula_reads_its_variables_in_every_batch(make, rows):
     function, change = make()
@@ -542,7 +612,12 @@ def test_a_formula_without_variables_is_fused():
     def jaccard(tp, fp, fn, tn):
         return sl.ratio(tp, tp + fp + fn)
 
-    for made in (jaccard, lambda tp, fp, fn, tn: 2 * jaccard(tp, fp, fn, tn), lambda tp, fp, fn, tn: tp / (tp + fp)):
+    def scaled(tp, fp, fn, tn, scale=2.0, shares=(1, 1.0)):
+        return shares[0] * scale * math.pi * sl.ratio(tp, tp + fp + fn) / np.pi
+
+    for made in (
+        jaccard, scaled, lambda tp, fp, fn, tn: 2 * jaccard(tp, fp, fn, tn), lambda tp, fp, fn, tn: tp / (tp + fp)
+    ):  # fmt: skip
         assert MetricLoss(made).path_for(torch.zeros(2), torch.ones(2)) == "fused-cpu"
 
 
