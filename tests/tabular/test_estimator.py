@@ -20,7 +20,7 @@ import torch
 from sklearn.base import clone
 from sklearn.datasets import make_classification, make_multilabel_classification
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import f1_score, fbeta_score, matthews_corrcoef
+from sklearn.metrics import f1_score, fbeta_score, get_scorer, matthews_corrcoef, roc_auc_score
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -147,6 +147,17 @@ def test_multilabel_decisions_agree(labels):
         assert model.predict(X).shape == model.predict_proba(X).shape == Y.shape
         assert model.best_threshold_.shape == (3,)
         agree(model, X)
+
+
+def test_a_ranking_can_be_scored_where_a_label_is_decided_alike_for_every_row():
+    """Scikit-learn's scorers read decisions, and refuse infinite ones."""
+    random = np.random.default_rng(0)
+    X = random.normal(size=(150, 3))
+    Y = np.column_stack([random.random(150) < 0.6, X[:, 0] > 0]).astype(int)  # the first cannot be learned
+    model = quick().fit(X, Y)
+    assert model.best_threshold_[0] == -np.inf
+    assert get_scorer("roc_auc")(model, X, Y) == roc_auc_score(Y, model.predict_proba(X))
+    agree(model, X)
 
 
 def test_multiclass_decisions_agree(classes):

@@ -360,23 +360,22 @@ def _softmax(graph: _Graph, score: str, temperature: float) -> str:
 def _decide(graph: _Graph, probability: str, model: Model) -> list[onnx.ValueInfoProto]:
     """Add the three outputs to the graph, and return their types."""
     label, probabilities, decision = OUTPUTS
-    threshold = np.asarray(model.threshold, np.float64)
     width, labels = len(model.classes), _label_array(model)
     if model.task == "binary":
         other = graph.add("Sub", 1.0, probability)
         both = (other, probability) if model.positive == 1 else (probability, other)
         graph.add("Concat", *both, axis=1, result=probabilities)
-        graph.add("Sub", graph.add("Squeeze", probability, np.array([1])), threshold, result=decision)
+        graph.add("Sub", graph.add("Squeeze", probability, np.array([1])), model.cut, result=decision)
         places = np.array([1 - model.positive, model.positive])  # type: ignore[operator]
         yes = graph.add("Cast", graph.add("GreaterOrEqual", decision, 0.0), to=TensorProto.INT64)
         graph.add("Gather", labels[places], yes, axis=0, result=label)
     elif model.task == "multilabel":
         graph.add("Identity", probability, result=probabilities)
-        graph.add("Sub", probability, threshold, result=decision)
+        graph.add("Sub", probability, model.cut, result=decision)
         graph.add("Cast", graph.add("GreaterOrEqual", decision, 0.0), to=TensorProto.INT64, result=label)
     else:
         graph.add("Identity", probability, result=probabilities)
-        graph.add("Sub", graph.add("Log", probability), threshold, result=decision)
+        graph.add("Sub", graph.add("Log", probability), model.cut, result=decision)
         graph.add("Gather", labels, graph.add("ArgMax", decision, axis=1, keepdims=0), axis=0, result=label)
     each = [width] if model.task == "multilabel" else []
     kind = TensorProto.INT64 if model.task == "multilabel" else _tensor_type(labels)

@@ -92,7 +92,11 @@ def test_multiclass_takes_the_largest_log_probability_less_its_offset():
 
 @pytest.mark.parametrize(("threshold", "answer"), [(math.inf, "bad"), (-math.inf, "good")])
 def test_an_infinite_threshold_gives_one_answer(threshold, answer):
-    assert set(make_model(threshold=threshold).labels(read_table(frame(20)))) == {answer}
+    model, table = make_model(threshold=threshold), read_table(frame(20))
+    assert set(model.labels(table)) == {answer}
+    decision, p = model.decision(table), model.probabilities(table)[:, model.positive]
+    assert np.isfinite(decision).all()
+    np.testing.assert_array_equal(np.argsort(decision), np.argsort(p))  # it still ranks the rows
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -67,9 +67,9 @@ class Predicting(ClassifierMixin, BaseEstimator):
     def decision_function(self, X: Any) -> Any:
         """Compute how far each row is on the side of yes. Values above 0 are decided yes, and no value is 0.
 
-        Binary ``(N,)`` and multilabel ``(N, labels)``: probability − threshold. As in scikit-learn, yes is
-        ``classes_[1]``; if ``pos_label_`` is the other class, the sign is flipped. Multiclass ``(N, classes)``: log p −
-        offset, of which the largest decides.
+        Binary ``(N,)`` and multilabel ``(N, labels)``: probability − threshold, where an infinite threshold counts as
+        −1 or 2, so that values still rank the rows. As in scikit-learn, yes is ``classes_[1]``; if ``pos_label_`` is
+        the other class, the sign is flipped. Multiclass ``(N, classes)``: log p − offset, of which the largest decides.
         """
         table = self._table(X)
         decision = self.model_.decision(table)

@@ -101,6 +101,16 @@ class Model:
         """The number of scores per row: 1 for a binary task, or one for each class or label."""
         return 1 if self.task == "binary" else len(self.classes)
 
+    @property
+    def cut(self) -> Floats:
+        """What `decision` subtracts: the threshold, with −1 or 2 for an infinite one, or the offsets.
+
+        Either decides the same for every probability, but an infinite margin would keep no two rows apart, and metrics
+        of the ranking, which read margins, refuse it.
+        """
+        cut = np.asarray(self.threshold, np.float64)
+        return cut if self.task == "multiclass" else np.clip(cut, -1.0, 2.0)
+
     def scores(self, table: Table) -> Floats:
         """The ensemble's scores: ``(N,)`` for a binary task, otherwise ``(N, classes or labels)``.
 
@@ -116,8 +126,8 @@ class Model:
     def decision(self, table: Table) -> Floats:
         """The margin of each decision: `decide` says yes if it is at least 0.
 
-        Binary ``(N,)`` and multilabel ``(N, labels)``: probability − threshold, whose sign is exact in floating point.
-        Multiclass ``(N, classes)``: log p − offset, of which the largest decides.
+        Binary ``(N,)`` and multilabel ``(N, labels)``: probability − threshold, whose sign is exact in floating point;
+        see `cut`. Multiclass ``(N, classes)``: log p − offset, of which the largest decides.
         """
         return np.concatenate([self.decision_of(self.probabilities_of(s)) for s in self._chunks(table)])
 
@@ -141,11 +151,11 @@ class Model:
     def decision_of(self, probabilities: Floats) -> Floats:
         """`decision`, from `probabilities`."""
         if self.task == "binary":
-            return probabilities[:, self.positive] - self.threshold
+            return probabilities[:, self.positive] - self.cut
         if self.task == "multilabel":
-            return probabilities - np.asarray(self.threshold)
+            return probabilities - self.cut
         with np.errstate(divide="ignore"):  # a class of probability 0 has −inf
-            return np.log(probabilities) - np.asarray(self.threshold)
+            return np.log(probabilities) - self.cut
 
     def decide_of(self, decision: Floats) -> NDArray[Any]:
         """`decide`, from `decision`."""
