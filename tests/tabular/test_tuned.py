@@ -23,6 +23,7 @@ from sklearn.model_selection import (
     GridSearchCV,
     GroupKFold,
     RepeatedStratifiedKFold,
+    StratifiedGroupKFold,
     StratifiedKFold,
     TunedThresholdClassifierCV,
     cross_val_predict,
@@ -599,6 +600,39 @@ def test_one_class_and_constant_scores_of_several():
     labels = np.c_[np.zeros(30, int), y > 0]
     model = sl.TunedThreshold(DummyClassifier(strategy="prior"), "f1", cv=3).fit(X, labels)
     np.testing.assert_array_equal(model.predict(X), np.tile([0, 1], (30, 1)))
+
+
+class Raw(ClassifierMixin, BaseEstimator):
+    """A classifier that gives raw scores for probabilities, as LightGBM's does with an objective of the user's."""
+
+    def __init__(self, classes=2):
+        self.classes = classes
+
+    def fit(self, X, y):
+        self.classes_ = np.unique(y)
+        return self
+
+    def predict_proba(self, X):
+        return X[:, 0] * 5 if self.classes == 2 else np.abs(X[:, : self.classes]).clip(0, 1)
+
+
+def test_raw_scores_in_the_place_of_probabilities_are_told(binary):
+    X, y = binary
+    with pytest.raises(ValueError, match=r"predict_proba of Raw must give .* from 0 to 1; it gives .* use MetricBoos"):
+        sl.TunedThreshold(Raw()).fit(X, y)
+    with pytest.raises(ValueError, match=r"predict_proba of Raw must give probabilities that sum to 1 in each row"):
+        sl.TunedThreshold(Raw(3)).fit(X, np.arange(len(y)) % 3)
+
+
+@pytest.mark.parametrize("cv", [GroupKFold(3), StratifiedGroupKFold(3)])
+def test_groups_that_do_not_reach_the_splitter(binary, cv):
+    """Without metadata routing, fit's parameters go to the estimator alone."""
+    X, y = binary
+    groups = np.arange(len(y)) // 3
+    with pytest.raises(ValueError, match=r"enable_metadata_routing=True\), or pass .* cv=list\(.*KFold\(\)\.split\("):
+        sl.TunedThreshold(LOGISTIC, cv=cv).fit(X, y, groups=groups)
+    splits = list(cv.split(X, y, groups))
+    assert len(sl.TunedThreshold(LOGISTIC, cv=splits).fit(X, y).nested_scores_) == 3
 
 
 def test_a_failed_fit_changes_nothing(binary):

@@ -20,6 +20,8 @@ from stepless.thresholds import tune_threshold
 
 #: If two class counts differ by at most this share of the rows, which one is rarer may change from fold to fold.
 _NEAR_EVEN = 0.02
+#: How far the class probabilities of a row may sum to something else than 1, as in `stepless.tune_threshold`.
+_NEAR_ONE = 1e-2
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,25 @@ class Rule:
         scores = np.full((len(response), len(self.classes)), missing, np.result_type(response, np.float32))
         scores[:, self._index(np.asarray(seen))] = response
         return scores[:, self.positive] if self.task == "binary" else scores
+
+    def check_scores(self, scores: Any, estimator: Any) -> None:
+        """Raise if an estimator's ``predict_proba`` gives numbers that are not probabilities."""
+        if self.method != "predict_proba" or not len(scores) or np.isnan(scores).any():  # `tune_threshold` refuses NaN
+            return
+        name, (low, high) = type(estimator).__name__, (scores.min(), scores.max())
+        if low < 0 or high > 1:
+            raise ValueError(
+                f"predict_proba of {name} must give probabilities, from 0 to 1; it gives numbers from {low:.3g} to"
+                f" {high:.3g}. LightGBM's gives raw scores if the objective is a function: use MetricBooster, or a"
+                " subclass whose predict_proba is the objective's link of them."
+            )
+        sums = scores.sum(1) if self.task == "multiclass" else np.ones(1)
+        far = sums[np.abs(sums - 1) > _NEAR_ONE]
+        if len(far):
+            raise ValueError(
+                f"predict_proba of {name} must give probabilities that sum to 1 in each row; in {len(far)} of"
+                f" {len(sums)} rows they do not, as in one of {far[0]:.3g}."
+            )
 
     def tune(self, held: Held) -> Tuning:
         """Find the best threshold, thresholds or offsets for these scores."""

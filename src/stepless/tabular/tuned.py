@@ -341,7 +341,16 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         elif isinstance(cv, Real):
             once = StratifiedShuffleSplit if stratify else ShuffleSplit
             cv = once(n_splits=1, test_size=float(cv), random_state=self.random_state)
-        splits = list(check_cv(cv, y, classifier=True).split(X, y, **params))
+        try:
+            splits = list(check_cv(cv, y, classifier=True).split(X, y, **params))
+        except ValueError as error:
+            if "groups" not in str(error) or get_config()["enable_metadata_routing"]:
+                raise
+            raise ValueError(
+                f"{error} Groups reach cv by scikit-learn's metadata routing alone: call"
+                " sklearn.set_config(enable_metadata_routing=True), or pass the splits themselves, as in"
+                f" cv=list({type(cv).__name__}().split(X, y, groups))."
+            ) from error
         if not splits:
             raise ValueError("cv must make at least one split into training and test rows; it makes none.")
         if not self.refit and len(splits) > 1:
@@ -460,7 +469,9 @@ def _score_fold(
     if train is not None:
         params = _check_method_params(X, params, indices=train)
         estimator = clone(estimator).fit(_safe_indexing(X, train), y[train], **params)
-    return rule.read(estimator, _safe_indexing(X, test)), estimator if keep else None
+    scores = rule.read(estimator, _safe_indexing(X, test))
+    rule.check_scores(scores, estimator)
+    return scores, estimator if keep else None
 
 
 def _pool(rule: Rule, scores: list[Any], tests: list[Any], y: Any, weight: Any) -> Held:
