@@ -760,6 +760,18 @@ def test_a_batch_of_nan_does_not_move_the_multipliers():
     assert loss_fn.multipliers.tolist() == [1.0]
 
 
+@pytest.mark.parametrize("settings", [{}, {"memory": sl.Memory()}, {"per_image": True}, {"blend": 0.5}], ids=str)
+def test_a_batch_in_which_nothing_counts_does_not_move_the_multipliers(settings):
+    loss_fn = MetricLoss("recall", subject_to="precision >= 0.9", ignore_index=-1, **settings)
+    logits, target = EVEN
+    loss_fn(logits[:0], target[:0])
+    loss_fn(logits, torch.full_like(target, -1))
+    loss_fn(logits, target, torch.zeros(4))
+    assert loss_fn.multipliers.tolist() == [1.0]
+    loss_fn(*EVEN)
+    assert loss_fn.multipliers > 1
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64], ids=str)
 def test_an_ignored_index_beyond_the_targets_type_ignores_nothing(dtype):
     scores, target = torch.tensor([2.0, 1.0, -1.0, -2.0]), torch.tensor([1, 0, 1, 0], dtype=dtype)

@@ -353,6 +353,15 @@ def test_no_samples_at_all(name):
     assert LOSSES[name]().score([], []).isnan()
 
 
+@pytest.mark.parametrize("name", OPTIONS)
+def test_no_samples_at_all_of_several_classes(name):
+    nothing = torch.zeros(0, 3)
+    for average, shape in (("macro", ()), ("none", (3,))):
+        scored = sl.score(nothing, nothing, name, task="multilabel", average=average, **OPTIONS[name])
+        assert scored.isnan().all()
+        assert scored.shape == shape
+
+
 @every_loss
 def test_constant_scores(name):
     loss, slopes = gradient(LOSSES[name](), torch.zeros(10), torch.tensor([0.0, 1.0] * 5))

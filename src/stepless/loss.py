@@ -409,8 +409,10 @@ class MetricLoss(nn.Module):
                 excess = self._excess(state["hard"].detach()).to(self.multipliers.dtype)
                 if self.multipliers.device != excess.device:  # once, because copies wait for a GPU
                     self.multipliers = self.multipliers.to(excess.device)
-                # NaN scores, as autocast may produce, count as negative decisions: ignore such a batch
-                grown = grow(self.multipliers, torch.where(present.vector.isfinite().all(), excess, 0.0))
+                # NaN scores, as autocast may produce, count as negative decisions: ignore such a batch. One in which
+                # nothing counts breaks no constraint: its sums are all 0
+                counts = present.vector.isfinite().all() & present.vector.any()
+                grown = grow(self.multipliers, torch.where(counts, excess, 0.0))
             self.multipliers.copy_(grown)
         if self.schedule is not None and not torch.compiler.is_compiling() and self._waiting >= 0:
             self._waiting += 1

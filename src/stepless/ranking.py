@@ -255,7 +255,8 @@ class Ranker:
             batch = self.read(input, target, sample_weight, exact=True)
             self.check(input, target, sample_weight)
             if batch.scores.numel() == 0:
-                return torch.full((), math.nan, dtype=batch.dtype)
+                shape = batch.scores.shape[1:2] if self.average == "none" else ()
+                return torch.full(shape, math.nan, dtype=batch.dtype)
             scores = _probabilities(batch, self.task) if self.task == "multiclass" else batch.scores
             scored = self.ranking.score(rank(_rows(scores, self.task), *self._weights(batch)))
             return scored if self.average == "none" else self._mean(scored, ~scored.isnan(), math.nan)
