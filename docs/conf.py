@@ -50,6 +50,7 @@ autodoc_typehints = "none"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+strip_signature_backslash = True  # napoleon then escapes the last character of `weights_`, which else reads as a link
 napoleon_custom_sections = ["Shape", "Source"]
 maximum_signature_line_length = 90
 copybutton_prompt_text = r">>> |\.\.\. |\$ "

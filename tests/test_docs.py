@@ -21,6 +21,7 @@ import pytest
 import torch
 
 import stepless as sl
+from stepless.tabular.ensembles.predicting import Predicting
 
 from .test_public_names import public_names
 
@@ -219,6 +220,18 @@ def test_the_reference_has_every_public_name(site):
     listed = {line.split(" ")[0] for line in zlib.decompress(raw).decode().splitlines()}
     missing = {name for name in public_names() if name not in listed}
     assert not missing, f"docs/reference has no entry for {', '.join(sorted(missing))}"
+
+
+@pytest.mark.full
+def test_the_reference_has_the_attributes_of_fitted_estimators(site):
+    """With the underscore at their end, without which they do not exist."""
+    page = (site / "reference" / "estimators.html").read_text(encoding="utf-8")
+    shown = set(re.findall(r"<strong>(\w+)</strong>", page))
+    for estimator in (Predicting, sl.MetricBooster, sl.MetricClassifier, sl.TunedThreshold):
+        said = estimator.__doc__.partition("Attributes:\n")[2]
+        named = {name for line in re.findall(r"^        ([\w, ]+_):", said, re.MULTILINE) for name in line.split(", ")}
+        assert named, f"{estimator.__name__} documents no attribute"
+        assert named <= shown, f"the page lacks {named - shown} of {estimator.__name__}"
 
 
 @pytest.mark.full

@@ -43,7 +43,7 @@ def log(outcome: Outcome, model: Any = None, *, name: str = "model", **options: 
 
     Parameters say what was compared. Each contestant has its metrics, ``<contestant>/mean`` and so on, and its score on
     every fold as the steps of ``<contestant>/score``. The verdict is a tag. The artefacts are ``report.html`` and
-    ``comparison.json``, which `stepless.tabular.outcome.Outcome.from_json` reads.
+    ``comparison.json``, which `stepless.Outcome.from_json` reads.
 
     Args:
         outcome: The result of `stepless.compare`.
