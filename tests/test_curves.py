@@ -129,6 +129,8 @@ def test_bad_options():
         curves.net_benefit_curve([0.1, 0.2], [0, 1], thresholds=[0, 0.5])
     with pytest.raises(ValueError, match="costs must be K×K"):
         curves.cost_curve([0.1, 0.2], [0, 1], [[0, 1]])
+    with pytest.raises(ValueError, match=r"'auroc' reads the order of the scores, .* use stepless\.score"):
+        curves.metric_curve([0.1, 0.2], [0, 1], "auroc")
     with pytest.raises(ValueError, match="unknown metric"):
         curves.metric_curve([0.1, 0.2], [0, 1], "f2")
 

@@ -463,6 +463,7 @@ REFUSED = {
     "weight short": (tuning(X, Y, sample_weight=[1, 1]), ValueError, r"one entry per row, shape \(4,\); got \(2,\)"),
     "weight negative": (tuning(X, Y, sample_weight=[1, 1, -1, 1]), ValueError, "finite and not negative"),
     "weight NaN": (tuning(X, Y, sample_weight=[1, 1, math.nan, 1]), ValueError, "finite and not negative"),
+    "weight sum": (tuning(X, Y, sample_weight=[1e308] * 4), ValueError, "finite sum; divide it by its largest value"),
     "weight inf": (tuning(X, Y, sample_weight=[1, 1, INF, 1]), ValueError, "finite and not negative"),
     "weight text": (tuning(X, Y, sample_weight=["a"] * 4), TypeError, "sample_weight must hold numbers"),
     "no weight": (tuning(X, Y, sample_weight=[0] * 4), ValueError, "weight"),

@@ -14,6 +14,7 @@ import numpy as np
 from stepless.cuts.sweep import Floats, Sweep, score_counts, sweep
 from stepless.formula import resolve
 from stepless.metrics import METRICS
+from stepless.ranking import find_ranking
 from stepless.registry import Metric
 from stepless.thresholds import tune_threshold
 
@@ -128,6 +129,12 @@ def metric_curve(
         >>> curve.thresholds, curve.values.round(2)
         (array([   inf, 0.625 , 0.375 , 0.1875,   -inf]), array([0.  , 0.67, 0.5 , 0.8 , 0.67]))
     """
+    ranking = find_ranking(metric)
+    if ranking is not None:
+        raise ValueError(
+            f"{ranking.name!r} reads the order of the scores, and so is the same at every threshold; for its value use"
+            " stepless.score."
+        )
     resolved = resolve(metric, maximize=maximize, **options)
     swept = _sweep(scores, target, sample_weight)
     return MetricCurve(swept.thresholds, score_counts(resolved, swept.counts), resolved.name)

@@ -164,6 +164,9 @@ def _read_weight(sample_weight: Any, rows: int) -> Floats:
         raise ValueError(f"sample_weight must have one entry per row, shape {(rows,)}; got {weight.shape}.")
     if not (np.isfinite(weight) & (weight >= 0)).all():
         raise ValueError("sample_weight must be finite and not negative.")
+    with np.errstate(over="ignore"):
+        if not np.isfinite(weight.sum()):  # counts would be infinite
+            raise ValueError("sample_weight must have a finite sum; divide it by its largest value.")
     return weight
 
 

@@ -152,6 +152,7 @@ def test_a_metric_that_needs_two_classes(binary):
         (np.ones(119), "sample_weight.shape == (119,), expected (120,)"),
         (np.full(120, np.nan), "contains NaN"),
         (np.where(np.arange(120) < 60, np.inf, 1.0), "infinity"),
+        (np.full(120, 1e308), "Sample weights must have a finite sum; divide them by the largest."),
     ],
 )
 def test_bad_weights(binary, weight, sentence):

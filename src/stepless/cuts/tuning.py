@@ -94,7 +94,7 @@ class Data(ABC):
 
 
 class Interval(NamedTuple):
-    """Bootstrap intervals of a tuned threshold (one pair, or one per label or class) and of its score."""
+    """Bootstrap intervals of a tuned threshold (one pair, or one per label or class) and of its score on these rows."""
 
     threshold: Any
     score: tuple[float, float]
@@ -141,6 +141,10 @@ class Tuning:
 
         On each of ``n_boot`` resamples of the rows, the threshold is tuned again, and the score is that of *this*
         threshold. Resamples that cannot be tuned do not count for the threshold; if most cannot, there is a warning.
+
+        These are the rows that the threshold was chosen on. So the score's interval is optimistic, as `score` is, and
+        holds the score of new rows less often than ``confidence`` says. For that score, tune on some rows and score
+        others; ``nested_score_`` of `stepless.TunedThreshold` does.
         """
         if not is_whole(n_boot) or n_boot < 2 or not 0 < confidence < 1:
             raise ValueError(f"n_boot must be at least 2 and confidence in (0, 1); got {n_boot} and {confidence}.")

@@ -434,6 +434,9 @@ def read_weight(sample_weight: Any, rows: int) -> Any:
     weight = _check_sample_weight(sample_weight, np.empty((rows, 1)), ensure_non_negative=True)
     if not weight.any():  # older versions of scikit-learn do not check this
         raise ValueError("Sample weights must contain at least one non-zero number.")
+    with np.errstate(over="ignore"):
+        if not np.isfinite(weight.sum()):  # counts would be infinite
+            raise ValueError("Sample weights must have a finite sum; divide them by the largest.")
     return weight
 
 
