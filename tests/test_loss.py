@@ -760,6 +760,23 @@ def test_a_batch_of_nan_does_not_move_the_multipliers():
     assert loss_fn.multipliers.tolist() == [1.0]
 
 
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
+def test_a_loss_made_where_half_precision_is_the_default_counts_in_single(half):
+    """As within a model that is loaded in half precision."""
+    settings = {"subject_to": "precision >= 0.51", "schedule": sl.Schedule(), "memory": sl.Memory()}
+    torch.set_default_dtype(half)
+    try:
+        loss_fn = MetricLoss("recall", **settings)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    like = MetricLoss("recall", **settings)
+    for each in (loss_fn, like):
+        each.advance(0.1234)
+        for _ in range(50):  # each adds 0.01 to a multiplier, which bfloat16 rounds to nothing beyond 2
+            each(*EVEN)
+    torch.testing.assert_close(loss_fn.state_dict(), like.state_dict(), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("settings", [{}, {"memory": sl.Memory()}, {"per_image": True}, {"blend": 0.5}], ids=str)
 def test_a_batch_in_which_nothing_counts_does_not_move_the_multipliers(settings):
     loss_fn = MetricLoss("recall", subject_to="precision >= 0.9", ignore_index=-1, **settings)

@@ -170,9 +170,11 @@ class MetricLoss(nn.Module):
         if memory is not None and not isinstance(memory, Memory):
             raise TypeError(f"memory must be a stepless.Memory; got {memory!r}.")
         self.memory = memory
+        wide = torch.promote_types(torch.get_default_dtype(), torch.float32)  # in half precision, sums come to a halt
         with torch.inference_mode(False):  # tensors made in inference mode could not be updated outside it
-            self.register_buffer("progress", torch.zeros(()), persistent=schedule is not None)
-            self.register_buffer("multipliers", torch.ones(len(self.constraints)), persistent=bool(self.constraints))
+            self.register_buffer("progress", torch.zeros((), dtype=wide), persistent=schedule is not None)
+            ones = torch.ones(len(self.constraints), dtype=wide)
+            self.register_buffer("multipliers", ones, persistent=bool(self.constraints))
             self.register_buffer("remembered", self._nothing_yet(), persistent=memory is not None)
         self.reducer = make_reducer(sync, gradients)
         # only the reducer keeps a process group, which can be neither copied nor pickled
