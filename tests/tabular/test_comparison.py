@@ -164,6 +164,24 @@ def test_less_may_be_better(metric, arguments):
     assert outcome.rope == (0.01 if metric == "error_rate" else pytest.approx(0.01 * base.mean))
 
 
+@pytest.mark.parametrize(
+    ("formula", "maximize", "is_rate"),
+    [
+        ("tp - fp", None, False),  # a perfect prediction scores as many as there are positives
+        ("tp / n", None, False),
+        ("tp / (tp + fp + fn)", False, False),  # decisions score less than a perfect prediction, which is asked for
+        ("(tp - 2*fp) / (tp + fn)", None, True),
+    ],
+)
+def test_intervals_of_formulas_have_only_bounds_that_hold(formula, maximize, is_rate):
+    X, y = data()
+    outcome = sl.compare(X, y, formula, maximize=maximize, contestants=["cross_entropy"], folds=3, repeats=1)
+    for entry in outcome.entries:
+        assert entry.interval[0] <= entry.mean <= entry.interval[1]
+    base = outcome.entry(outcome.baseline)
+    assert outcome.rope == (0.01 if is_rate else pytest.approx(0.01 * abs(base.mean)))
+
+
 def test_constraints_leave_out_what_cannot_move_and_are_reported():
     X, y = data(rows=300)
     outcome = sl.compare(X, y, "recall", subject_to="precision >= 0.5", folds=3, repeats=1, without=["boosting_metric"])

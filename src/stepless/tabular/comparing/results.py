@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from stepless.constraints import Constraint
@@ -25,6 +26,8 @@ from stepless.tasks import Task
 ENOUGH = 10
 #: The rope: absolute for metrics whose best value is 1, for costs as a share of the baseline's mean.
 _ROPE = 0.01
+#: How far rounding may take a score beyond the bounds of its metric.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +147,7 @@ class Results:
             contestant.name,
             tuple(scores),
             known.mean,
-            within(known.interval(), metric.range),
+            within(known.interval(), _bounds(metric, scores)),
             self._seconds(),
             tuple(cell.threshold for cell in self.cells),
             self._threshold(),
@@ -216,6 +219,27 @@ def _span(metric: Metric, scores: Sequence[float]) -> float:
     return high - low if math.isfinite(high - low) else max(1.0, abs(float(np.nanmean(scores))))
 
 
+def _bounds(metric: Metric, scores: Sequence[float]) -> tuple[float, float]:
+    """The bounds of a metric as far as they hold for these scores.
+
+    That of a formula is what a perfect prediction scores, which may depend on the rows, and which decisions may
+    surpass where the user has said that less is better, or more.
+    """
+    low, high = metric.range if _has_one_best(metric) else (-math.inf, math.inf)
+    return (
+        low if np.nanmin(scores) >= low - _ROUNDING else -math.inf,
+        high if np.nanmax(scores) <= high + _ROUNDING else math.inf,
+    )
+
+
+def _has_one_best(metric: Metric) -> bool:
+    """Whether a perfect prediction scores the same for any rows, as in a rate, and unlike in a number of hits."""
+    if metric.name in METRICS:
+        return True
+    rows, none = torch.tensor([2.0, 30.0, 7.0], dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    return bool(torch.allclose(metric(rows, none, none, rows.flip(0)), torch.full_like(none, metric.best)))
+
+
 def within(interval: tuple[float, float], bounds: tuple[float, float]) -> tuple[float, float]:
     """Clip an interval to the bounds of a metric, which Student's t does not know.
 
@@ -229,7 +253,7 @@ def within(interval: tuple[float, float], bounds: tuple[float, float]) -> tuple[
 def choose_rope(metric: Metric, baseline: Results) -> float:
     """Return the rope: absolute for rates; for metrics without a fixed scale, a share of the baseline's mean."""
     formula = metric.name not in METRICS and metric.best == 1.0 and metric.greater_is_better
-    rate = formula or all(map(math.isfinite, metric.range))
+    rate = (formula and _has_one_best(metric)) or all(map(math.isfinite, metric.range))
     if rate or baseline.failed is not None:
         return _ROPE
     return _ROPE * abs(float(np.nanmean([cell.score for cell in baseline.cells])))
