@@ -129,7 +129,7 @@ def test_train_fits_the_winner_or_whom_it_is_told(place):
     assert model.feature_names_in_.tolist() == said["columns"]
     named = json.loads(good("train --from again --contestant cross_entropy --out named --json").stdout)
     assert named["threshold"] == 0.5
-    assert "metric is 'f1' there and 'mcc' here" in bad("train --from again --metric mcc")
+    assert "metric 'f1' there and metric 'mcc' here" in bad("train --from again --metric mcc")
     assert "is no folder of `stepless compare`" in bad("train --from nowhere")
     assert "needs a table, or --from" in bad("train")
     assert "needs --target, or --from" in bad("train data.csv")
@@ -138,8 +138,8 @@ def test_train_fits_the_winner_or_whom_it_is_told(place):
 def test_what_is_written_counts_though_it_be_the_usual(tmp_path):
     good(f"compare data.csv --target y --drop id --metric mcc --seed 5 {QUICK} --out {tmp_path}/mcc")
     line = f"train --from {tmp_path}/mcc --contestant cross_entropy"
-    assert "metric is 'mcc' there and 'f1' here." in bad(f"{line} --metric f1")
-    assert "target is 'y' there and 'city' here." in bad(f"{line} --target city")
+    assert "metric 'mcc' there and metric 'f1' here." in bad(f"{line} --metric f1")
+    assert "target 'y' there and target 'city' here." in bad(f"{line} --target city")
     seeds = {}
     for option in ("", "--seed 5", "--seed 0"):
         good(f"{line} --metric mcc {option} --out {tmp_path}/model")
@@ -338,6 +338,10 @@ def test_version_and_the_names_of_contestants():
         ("compare data.csv --target income", "row 1, column 'income' has no value (8 rows in all)"),
         ("compare data.csv --target id", "has 120 different values in 120 rows: it is a quantity or a name"),
         ("compare data.csv --target y --option beta", "an option of a metric is written as in beta=2; got 'beta'."),
+        ("compare data.csv --target y --option maximize=1", "maximize is --minimize, or nothing."),
+        ("tune scores.csv --target y --option metric=f1", "metric is --metric."),
+        ("compare data.csv --target y --option beta=1 --option beta=2", "--option sets beta twice; set it once."),
+        ("tune data.csv --target y --score age --inputs probabilities", "pass --inputs scores or --inputs logits."),
         ("compare data.csv --target y --backend slurm", "backend must be one of 'loky', 'ray', 'dask'; got 'slurm'."),
         ("compare data.csv --target y --resume --out nothing", "there is nothing to resume in nothing"),
         ("compare data.csv --target y --out data.csv", "data.csv is a file; results go into a folder."),
@@ -434,6 +438,29 @@ def test_a_file_called_as_one_of_ours_makes_no_folder_ours(line, tmp_path):
         assert os.listdir(tmp_path) == [name]
         (tmp_path / name).unlink()
     assert "there is nothing to resume in" in bad(f"{line} --resume --out {tmp_path}")
+
+
+def test_what_differs_from_a_stopped_run_is_named_as_options_are(tmp_path):
+    line = f"compare data.csv --target y --drop id {QUICK} --out {tmp_path}/out"
+    good(line)
+    for more, said in (
+        ("--subject-to 'recall >= 0.1'", "holds a comparison with no subject-to."),
+        ("--option zero_division=0", "holds a comparison with no option."),
+        ("--drop city", "holds a comparison with drop 'id'."),
+        ("--positive 0 --average macro", "holds a comparison with no average, no positive."),
+    ):
+        assert said in bad(f"{line} --resume {more}")
+    assert "no weight there and weight 'age' here." in bad(f"train --from {tmp_path}/out --weight age")
+
+
+@pytest.mark.parametrize("change", [{"options": [3]}, {"drop": "id"}, {"seed": "x"}, {"file": 5}, {"minimize": None}])
+def test_damaged_settings_are_a_sentence(change, tmp_path):
+    settings = {"file": "data.csv", "target": "y", "options": [], "drop": ["id"], "minimize": False, "seed": 0}
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    assert "holds no finished comparison" in bad(f"train --from {tmp_path}", code=2)
+    (tmp_path / "settings.json").write_text(json.dumps({**settings, **change}))
+    name = next(iter(change))
+    assert f"settings.json is damaged: {name} is " in bad(f"train --from {tmp_path}")
 
 
 def test_the_demo_writes_over_its_own_table_alone(tmp_path, monkeypatch):

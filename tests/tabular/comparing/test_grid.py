@@ -122,6 +122,17 @@ def test_resume_with_something_else_is_a_sentence(tmp_path, change, said):
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("text", ['{"data": "2f', "[]"])
+def test_resume_with_a_damaged_description_blames_no_data(tmp_path, text):
+    X, y = data(rows=60)
+    settings = {"contestants": [], "folds": 3, "repeats": 1, "folder": tmp_path}
+    sl.compare(X, y, **settings)
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ValueError, match=r"run\.json is damaged, so .*; start anew with resume=False\.$"):
+        sl.compare(X, y, **settings, resume=True)
+
+
+@pytest.mark.usefixtures("quick")
 def test_starting_anew_removes_old_cells_and_nothing_else(tmp_path):
     X, y = data(rows=60)
     (tmp_path / "cells").mkdir()

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ _IN_OPTIONS = {
     "give more rows, or lower n_members": "give more rows",
     "pos_label=": "positive=",
 }
-_ARGUMENT = re.compile(r"""\b(address|average|backend|inputs|positive|task)=(['"])(.*?)\2""")
+_ARGUMENT = re.compile(r"""\b(address|average|backend|inputs|positive|task)=(['"])(.*?)\2(?: or (['"])(.*?)\4)?""")
+#: Arguments of `stepless.formula.resolve` that are no options of a metric, and what to write instead.
+_OPTIONS = {"metric": "--metric", "maximize": "--minimize, or nothing"}
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,17 @@ class Asked:
         found: dict[str, Any] = {}
         for text in self.options:
             name, sign, value = text.partition("=")
-            if not sign or not name.strip().isidentifier():
+            name = name.strip()
+            if not sign or not name.isidentifier():
                 raise TableError(f"an option of a metric is written as in beta=2; got {text!r}.")
+            if name in _OPTIONS:
+                raise TableError(f"--option is for options of the metric, such as beta=2; {name} is {_OPTIONS[name]}.")
+            if name in found:
+                raise TableError(f"--option sets {name} twice; set it once.")
             try:
-                found[name.strip()] = json.loads(value)
+                found[name] = json.loads(value)
             except ValueError:
-                found[name.strip()] = value.strip()
+                found[name] = value.strip()
         return found
 
     def check(self) -> None:
@@ -110,6 +117,7 @@ class Asked:
         """Read what `save` wrote."""
         try:
             held = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+            _check_types(held)
             lists = {name: tuple(held[name]) for name in ("options", "drop")}
             return cls(**{**held, **lists})
         except (FileNotFoundError, IsADirectoryError):
@@ -123,12 +131,44 @@ def in_options(text: str) -> str:
 
     >>> in_options("Resume it, or start anew with resume=False.")
     'Resume it, or start anew without --resume.'
-    >>> in_options("average='macro' has no effect.")
-    '--average macro has no effect.'
+    >>> in_options("average='macro' has no effect."), in_options("pass inputs='scores' or 'logits'.")
+    ('--average macro has no effect.', 'pass --inputs scores or --inputs logits.')
     """
     for python, option in _IN_OPTIONS.items():
         text = text.replace(python, option)
-    return _ARGUMENT.sub(r"--\1 \3", text)
+    return _ARGUMENT.sub(lambda m: f"--{m[1]} {m[3]}" + (f" or --{m[1]} {m[5]}" if m[4] else ""), text)
+
+
+def stated(name: str, value: Any) -> str:
+    """A field of `Asked` as an error calls it.
+
+    >>> stated("metric", "f1"), stated("subject_to", None), stated("drop", ("a", "b")), stated("minimize", True)
+    ("metric 'f1'", 'no subject-to', "drop 'a', 'b'", 'minimize')
+    """
+    option = "option" if name == "options" else name.replace("_", "-")
+    if value is None or value is False or value == ():
+        return f"no {option}"
+    if value is True:
+        return option
+    return f"{option} {', '.join(map(repr, value if isinstance(value, tuple) else [value]))}"
+
+
+def _check_types(held: Any) -> None:
+    """Raise a ValueError unless stored options are of the types that `Asked` has."""
+    if not isinstance(held, dict):
+        raise ValueError("it holds no options")
+    for field in fields(Asked):
+        if field.name not in held:
+            continue
+        value, kind = held[field.name], str(field.type)
+        fits = {
+            "tuple[str, ...]": isinstance(value, list) and all(isinstance(part, str) for part in value),
+            "bool": isinstance(value, bool),
+            "int": isinstance(value, int) and not isinstance(value, bool),
+            "str | None": value is None or isinstance(value, str),
+        }.get(kind, isinstance(value, str))
+        if not fits:
+            raise ValueError(f"{field.name} is {value!r}")
 
 
 def keys(texts: Sequence[str]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stepless.tabular.commands.asked import CELLS, COMPARISON, REPORT, SETTINGS, Asked, in_options
+from stepless.tabular.commands.asked import CELLS, COMPARISON, REPORT, SETTINGS, Asked, in_options, stated
 from stepless.tabular.commands.console import Watch, answers, as_json, clock, grid, note, say
 from stepless.tabular.commands.problems import show_columns
 from stepless.tabular.comparing.contestants import CONTESTANTS, check_names
@@ -169,7 +169,7 @@ def _check_folder(folder: Path, asked: Asked, *, resume: bool) -> None:
         now = Asked(**{**asked.__dict__, "file": before.file})
         changed = [name for name in before.__dict__ if getattr(before, name) != getattr(now, name)]
         if changed:
-            was = ", ".join(f"{name} {getattr(before, name)!r}" for name in changed)
+            was = ", ".join(stated(name, getattr(before, name)) for name in changed)
             raise TableError(f"{folder} holds a comparison with {was}. Resume it as it was, or begin anew elsewhere.")
 
 

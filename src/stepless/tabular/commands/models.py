@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from stepless.tabular.commands.asked import COMPARISON, Asked
+from stepless.tabular.commands.asked import COMPARISON, Asked, stated
 from stepless.tabular.commands.console import Watch, as_json, clock, note, say
 from stepless.tabular.commands.problems import Problem, show_columns
 from stepless.tabular.comparing.contestants import CONTESTANTS, Aim, check_names, fit_contestant
@@ -63,8 +63,8 @@ def from_before(folder: str | None, given: dict[str, Any], said: Collection[str]
     for name in said:
         if name not in kept and given[name] != getattr(asked, name):
             raise TableError(
-                f"--from {folder} says what the model is for: {name.replace('_', '-')} is {getattr(asked, name)!r}"
-                f" there and {given[name]!r} here. Leave out the one or the other."
+                f"--from {folder} says what the model is for: {stated(name, getattr(asked, name))} there and"
+                f" {stated(name, given[name])} here. Leave out the one or the other."
             )
     return replace(asked, **kept)
 

@@ -136,7 +136,11 @@ class CellFolder:
             return
         except (OSError, ValueError):
             before = None
-        before = before if isinstance(before, dict) else {}
+        if not isinstance(before, dict):
+            raise ValueError(
+                f"{self.path / _RUN} is damaged, so nothing tells what the cells there belong to; start anew with"
+                " resume=False."
+            )
         now = json.loads(json.dumps(run))
         if before == now:
             return
