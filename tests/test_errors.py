@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -40,6 +41,17 @@ def own_f1(tp, fp, fn, tn):
 
 class OwnLoss(MetricLoss):
     pass
+
+
+def registered(function, kind="class"):
+    """Register a function and make a loss of it."""
+
+    def act():
+        function.__name__ = "wrong"
+        sl.metric(best=1.0, kind=kind)(function)
+        MetricLoss("wrong", task="multiclass")
+
+    return act
 
 
 SETTINGS = {
@@ -246,6 +258,30 @@ SETTINGS = {
     "metric of an unknown kind": (
         lambda: sl.metric(best=1.0, kind="rows")(lambda tp, fp, fn, tn: tp), ValueError,
         "kind must be one of 'class', 'joint', 'matrix'; got 'rows'",
+    ),
+    "a best score as text": (lambda: sl.metric(best="1")(own_f1), ValueError, "best must be a finite number; got '1'"),
+    "a worst score without end": (
+        lambda: sl.metric(best=1.0, worst=-math.inf)(own_f1), ValueError, "worst must be a finite number; got -inf",
+    ),
+    "a direction as text": (
+        lambda: sl.metric(best=0.0, greater_is_better="no")(own_f1), TypeError, "must be True or False; got 'no'",
+    ),
+    "a direction that is forgotten": (
+        lambda: sl.metric(best=0.0, worst=1.0)(own_f1), ValueError,
+        "best=0.0 and worst=1.0 contradict greater_is_better=True; pass greater_is_better=False",
+    ),
+    "a metric without a name": (lambda: sl.metric(best=1.0)(partial(own_f1)), TypeError, "with a name of its own"),
+    "one number for all entries": (
+        registered(lambda tp, fp, fn, tn: tp.sum() / (tp + fn).sum()), ValueError,
+        r"must give one number for each entry of \(tp, fp, fn, tn\); got shape \(\) for shape \(2, 2\)",
+    ),
+    "a number of Python's": (registered(lambda tp, fp, fn, tn: 1.0), ValueError, "each entry .*; got a float"),
+    "one number a class of all": (
+        registered(lambda tp, fp, fn, tn: sl.ratio(tp, tp + fn), kind="joint"), ValueError,
+        r"one number for each row .*, whose last axis holds the classes; got shape \(2, 2\)",
+    ),
+    "one number a row of a matrix": (
+        registered(lambda matrix: matrix.sum(-1), kind="matrix"), ValueError, r"each matrix.*; got shape \(2,\)",
     ),
 }  # fmt: skip
 

@@ -19,6 +19,13 @@ from stepless.safe_counts import SafeFormula
 #: How much of an unknown name an error repeats.
 _LONGEST_NAME = 60
 
+#: What each kind of metric gives for counts of shape (2, 2), and for what.
+_GIVES: dict[str, tuple[tuple[int, ...], str]] = {
+    "class": ((2, 2), "entry of (tp, fp, fn, tn)"),
+    "joint": ((2,), "row of (tp, fp, fn, tn), whose last axis holds the classes"),
+    "matrix": ((), "matrix, in the last two axes"),
+}
+
 
 def with_costs_of_decisions(metric: Metric, positive: int) -> Metric:
     """Reorder a metric's 2×2 matrix of costs from the order of the classes to negative, positive.
@@ -128,7 +135,11 @@ def _check_options(metric: Metric) -> None:
     if metric.name == "cost" and metric.options:
         return  # the number of classes is unknown before the first batch
     cells = torch.ones(2, 2, dtype=torch.float64)
-    metric(*(cells,) if metric.kind == "matrix" else Counts(cells, cells, cells, cells))
+    scores = metric(*(cells,) if metric.kind == "matrix" else Counts(cells, cells, cells, cells))
+    shape, each = _GIVES[metric.kind]
+    if not isinstance(scores, Tensor) or scores.shape != shape:
+        got = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
+        raise ValueError(f"metric {metric.name!r} must give one number for each {each}; got {got} for shape (2, 2).")
 
 
 #: Counts (tp, fp, fn, tn) to try formulas on: all right, mostly right, mostly wrong.

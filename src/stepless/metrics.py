@@ -13,9 +13,11 @@ same text serves torch, numpy and JAX. To add a metric, write one function; see 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar, get_args
+from numbers import Real
+from typing import Any, TypeVar, get_args
 
 from stepless.numerics import Array, constant, nonzero, product, ratio, root
 from stepless.registry import Kind, Metric, Registry, is_even, is_share
@@ -59,8 +61,11 @@ def metric(
         raise TypeError("a metric is registered by @metric(best=…), with the score of a perfect decision.")
     if kind not in get_args(Kind):
         raise ValueError(f"kind must be one of {', '.join(map(repr, get_args(Kind)))}; got {kind!r}.")
+    _check_ends(best, worst, greater_is_better)
 
     def register(formula: Formula) -> Formula:
+        if not hasattr(formula, "__name__"):
+            raise TypeError(f"a metric is a function with a name of its own; got {formula!r}. Write it with def.")
         even = is_even(formula, kind)
         made = Metric(formula.__name__, formula, best, greater_is_better, kind, source, worst, even=even)
         if worst is None and kind == "class" and not made.defaults and is_share(formula):  # options could widen it
@@ -69,6 +74,21 @@ def metric(
         return formula
 
     return register
+
+
+def _check_ends(best: Any, worst: Any, greater_is_better: Any) -> None:
+    """Raise unless best and worst score are numbers and agree on the direction."""
+    for name, value in (("best", best), ("worst", worst)):
+        number = isinstance(value, Real) and math.isfinite(float(value))
+        if not number and not (name == "worst" and value is None):
+            raise ValueError(f"{name} must be a finite number; got {value!r}.")
+    if not isinstance(greater_is_better, bool):
+        raise TypeError(f"greater_is_better must be True or False; got {greater_is_better!r}.")
+    if worst is not None and worst != best and (worst < best) != greater_is_better:
+        raise ValueError(
+            f"best={best} and worst={worst} contradict greater_is_better={greater_is_better}; pass"
+            f" greater_is_better={not greater_is_better}, or exchange them."
+        )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
