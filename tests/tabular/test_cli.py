@@ -663,9 +663,24 @@ def test_what_is_dropped_may_be_of_any_type(tmp_path):
     random = np.random.default_rng(0)
     table = pa.table({"lists": [[1, 2]] * 60, "x": random.normal(size=60), "y": random.integers(0, 2, 60)})
     pq.write_table(table, tmp_path / "rows.parquet")
-    assert "column 'lists' holds list" in bad(f"compare {tmp_path / 'rows.parquet'} --target y {QUICK}")
+    said = bad(f"compare {tmp_path / 'rows.parquet'} --target y {QUICK}")
+    assert "column 'lists' holds list" in said
+    assert "Leave the column out" in said
     good(f"compare {tmp_path / 'rows.parquet'} --target y --drop lists {QUICK} --out {tmp_path / 'out'}")
     assert "the column 'y' cannot be the target and dropped" in bad(f"compare data.csv --target y --drop y {QUICK}")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_tune_does_not_mind_columns_that_it_was_not_asked_about(kind, tmp_path):
+    table = arrow_csv.read_csv("scores.csv")
+    plain = good("tune scores.csv --target y --json").stdout
+    table = table.append_column("far", pa.array([float("inf")] * table.num_rows))
+    if kind == "parquet":
+        pq.write_table(table.append_column("lists", pa.array([[1]] * table.num_rows)), tmp_path / "scores.parquet")
+    else:
+        arrow_csv.write_csv(table, tmp_path / "scores.csv")
+    assert good(f"tune {tmp_path}/scores.{kind} --target y --json").stdout == plain
+    assert "column 'far' holds" in bad(f"tune {tmp_path}/scores.{kind} --target y --score far")
 
 
 def test_required_options_of_a_metric_are_told():

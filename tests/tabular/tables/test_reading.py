@@ -334,6 +334,26 @@ def test_categories_of_parquet_are_spelt_in_full(tmp_path):
     assert found[:2] == [read_table(table).text(i).tolist() for i in range(2)]
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"PK\x03\x04\x14\0\x06\0[Content_Types].xml\0", "is a workbook; save its sheet as CSV."),
+        (b"PK\x03\x04\x14\0\x06\0rows.csv\0", "is a zip archive; unpack it"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1\0", "is a workbook of an old Excel; save its sheet as CSV."),
+        (b"ARROW1\0\0\xff", "is an Arrow file, as Feather is; save it as Parquet."),
+        (b'{"x":1,"y":0}\n{"x":2,"y":1}\n', "is JSON; save it as CSV or Parquet."),
+        (b'[\n  {\n    "x": 1}]', "is JSON; save it as CSV or Parquet."),
+        (b"\xef\xbb\xbfsep=;\r\nx;y\r\n1;0\r\n", r"is CSV after a line for Excel \(sep=…\); remove that line."),
+    ],
+)
+def test_a_file_of_another_kind_is_called_what_it_is(tmp_path, content, said):
+    (tmp_path / "data.csv").write_bytes(content)
+    with pytest.raises(TableError, match=said):
+        load_table(Source(str(tmp_path / "data.csv")))
+    (tmp_path / "data.csv").write_bytes(b"[x],{y},ARROW1,sep=;\n1,2,3,4\n")
+    assert load_table(Source(str(tmp_path / "data.csv"))).names == ["[x]", "{y}", "ARROW1", "sep=;"]
+
+
 def test_parquet_without_rows_or_of_which_nothing_is_read(tmp_path):
     pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "x.parquet")
     with pytest.raises(TableError, match="has a header and no rows"):

@@ -96,7 +96,7 @@ def read_problem(
     # dropped columns may hold anything
     plain = [name for part in (target, groups or target) for name in (part, *parts(part)) if name != weight]
     unread = [name for part in drop for name in (part, *parts(part)) if name not in (*plain, weight)]
-    table = load_table(source, as_text=[*plain, *unread], unread=unread)
+    table = load_table(source, as_text=plain, unread=unread)
     targets = [target] if target in table.columns else parts(target)
     for name in targets or [target]:  # there are no parts if it is only a comma
         table.column(name, "for the target")

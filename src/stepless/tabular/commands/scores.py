@@ -38,7 +38,9 @@ def run_tune(asked: Asked, score: str, *, inputs: str | None, resamples: int, js
     """Find the best threshold for the scores in a table, and its interval."""
     asked.check()
     source = Source(asked.file, delimiter=asked.delimiter, encoding=asked.encoding)
-    table = load_table(source, as_text=[asked.target, *parts(asked.target)])
+    truth = [asked.target, *parts(asked.target)]
+    needed = [*truth, score, *parts(score), *([] if asked.weight is None else [asked.weight])]
+    table = load_table(source, as_text=truth, needed=needed)
     columns = _named(table, score, "of scores")
     targets = _named(table, asked.target, "for the target")
     if set(targets) & set(columns):

@@ -43,6 +43,15 @@ _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
 }  # fmt: skip
+#: How files of other kinds begin, what they are called, and what to do.
+_OTHERS = {
+    rb"PK\x03\x04.*(_rels/\.rels|\[Content_Types\]|opendocument\.spreadsheet)": "a workbook; save its sheet as CSV",
+    rb"PK\x03\x04": "a zip archive; unpack it, or compress the table with gzip",
+    rb"\xd0\xcf\x11\xe0": "a workbook of an old Excel; save its sheet as CSV",
+    rb"ARROW1\0\0": "an Arrow file, as Feather is; save it as Parquet",
+    rb"\s*(\[\s*)?\{\s*\"": "JSON; save it as CSV or Parquet",
+    rb"(\xef\xbb\xbf)?\"?sep=[^\r\n]{1,2}\r?\n": "CSV after a line for Excel (sep=…); remove that line",
+}
 _DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error)
 
 
@@ -156,6 +165,9 @@ class Rows:
             raise source.damaged(error) from None
         if not head:
             raise TableError(f"{source.name} is empty.")
+        for begin, what in _OTHERS.items():
+            if re.match(begin, head, re.DOTALL | re.IGNORECASE):
+                raise TableError(f"{source.name} is {what}.")
         default = source.encoding or "utf-8"
         self._encoding = next((name for mark, name in _MARKS.items() if head.startswith(mark)), default)
         self.delimiter = source.delimiter or _sniff(head.decode(self._encoding, "replace"), source)
@@ -206,8 +218,6 @@ class Rows:
     def _lines(self) -> Iterator[str]:
         for line in iter(partial(self._text.readline, _LONGEST_LINE), ""):
             self._line += 1
-            if self._line == 1 and line.startswith("PK\x03\x04"):
-                raise TableError(f"{self.source.name} is a zip archive; unpack it, or compress the table with gzip.")
             if "\0" in line:
                 raise self._stray(line, line.index("\0"), "a NUL byte", "Remove it, or save the table as text anew.")
             if not line.isascii() and (found := _STRAY.search(line)):

@@ -92,7 +92,10 @@ def _text(source: Source, name: str, column: Any) -> Array:
         return np.array([None if value is None else str(value) for value in column.to_pylist()], dtype=object)
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     if not text and not pa.types.is_temporal(kind) and not pa.types.is_decimal(kind):
-        raise TableError(f"{source.name}, column {name!r} holds {kind}; a table has numbers and text.")
+        raise TableError(
+            f"{source.name}, column {name!r} holds {kind}; a table has numbers and text. Leave the column out, or make"
+            " such columns of it."
+        )
     written = column.cast(pa.string())
     if pa.types.is_temporal(kind):
         written = pc.replace_substring_regex(written, _SPARE_DIGITS, r"\1\2")

@@ -123,13 +123,19 @@ class Loaded:
         return kind == "category" or bool((np.abs(np.diff(values)) == 1).all())
 
 
-def load_table(source: Source, as_text: Sequence[str] = (), unread: Collection[str] = ()) -> Loaded:
+def load_table(
+    source: Source,
+    as_text: Collection[str] = (),
+    unread: Collection[str] = (),
+    needed: Collection[str] | None = None,
+) -> Loaded:
     """Read a whole table.
 
     Args:
         source: The file.
         as_text: Columns that are categories whatever they hold, if the file has them.
-        unread: Columns of Parquet that nobody needs, so they may be of types that a table cannot hold.
+        unread: Columns that nobody needs, so they may hold what a table cannot.
+        needed: If given, all other columns are as those of ``unread``.
     """
     columns: dict[str, Array]
     guesses: dict[str, Guess] = {}
@@ -137,12 +143,13 @@ def load_table(source: Source, as_text: Sequence[str] = (), unread: Collection[s
         from stepless.tabular.tables import parquet  # noqa: PLC0415 - needs pyarrow
 
         rows, names = parquet.shape(source)
+        unread = {*unread, *(set(names) - set(names if needed is None else needed))}
         text = [name for name in names if name in as_text and name not in unread]
         others = [name for name in names if name not in as_text and name not in unread]
         parts = [{**plain, **as_is} for _, plain, as_is in parquet.batches(source, others, _rows_of(len(names)), text)]
         columns = {name: np.full(rows, None, object) if name in unread else _joined(parts, name) for name in names}
     else:
-        guesses = _guess(source, as_text)
+        guesses = _guess(source, {*as_text, *unread}, needed)
         kinds = {name: guess.kind for name, guess in guesses.items()}
         parts = [part for part, _ in _text_chunks(source, kinds, ())]
         columns = {name: _joined(parts, name) for name in kinds}
@@ -220,12 +227,13 @@ def _check_wanted(source: Source, there: Sequence[str], wanted: Sequence[str]) -
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _guess(source: Source, as_text: Sequence[str]) -> dict[str, Guess]:
-    """Find the kinds of the columns of a file of text from all rows."""
+def _guess(source: Source, as_text: Collection[str], needed: Collection[str] | None) -> dict[str, Guess]:
+    """Find the kinds of the columns of a file of text from all rows; what nobody needs stays text."""
     rows = Rows(source)
     try:
         comma = rows.delimiter == ";"
-        guesses = {name: Guess(decimal_comma=comma, number=name not in as_text) for name in rows.header}
+        guessed = set(rows.header if needed is None else needed) - set(as_text)
+        guesses = {name: Guess(decimal_comma=comma, number=name in guessed) for name in rows.header}
         for first, chunk in rows.chunks(_rows_of(len(rows.header))):
             for guess, cells in zip(guesses.values(), zip(*chunk, strict=True), strict=True):
                 guess.look(cells, first)
