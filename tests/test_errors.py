@@ -106,6 +106,9 @@ SETTINGS = {
     ),
     "offset beyond a probability": (lambda: sl.presets.sigmoid_f1(offset=-1000), ValueError, "between -36 and 36; got"),
     "thresholds of soft sets": (lambda: sl.presets.soft_sets(threshold=[0.5]), ValueError, "thresholds of their own"),
+    "thresholds of soft sets' area": (
+        lambda: sl.presets.soft_sets("auroc", thresholds=(0.5,)), ValueError, "thresholds of their own",
+    ),
     "maximize a maximised metric": (build("f1", maximize=False), ValueError, "'f1' is always maximised; maximize= is"),
     "maximize a minimised metric": (build("fpr", maximize=True), ValueError, "'fpr' is always minimised; maximize= is"),
     # task, inputs, average, weight
@@ -210,6 +213,12 @@ SETTINGS = {
     ),
     "constraint of NaN as an object": (
         build("f1", subject_to=sl.Constraint(sl.METRICS["recall"], True, NAN)), ValueError, "must be a finite number",
+    ),
+    "a constraint's sign as text": (
+        build("f1", subject_to=sl.Constraint("fpr", "<=", 0.1)), TypeError, r"at_least must be True .*; got '<='",
+    ),
+    "a constraint's bound as text": (
+        build("f1", subject_to=sl.Constraint("fpr", False, "0.1")), TypeError, "must be a finite number; got '0.1'",
     ),
     "constraint of a ranking": (build("f1", subject_to="auroc >= 0.9"), ValueError, "'auroc' about the order of"),
     "constraint below reach": (build("f1", subject_to="fpr <= -0.1"), ValueError, "never hold: the best fpr is 0"),

@@ -708,6 +708,7 @@ def test_numbers_of_numpy_are_numbers():
     loss_fn.advance(np.float32(0.5))
     assert loss_fn.progress == 0.5
     assert MetricLoss("f1", blend=np.float32(0.25)).blending.share == 0.25
+    assert sl.Memory(np.int64(4)).decay == sl.Memory(np.float32(4)).decay == 0.75
 
 
 def test_one_score_without_a_dimension_may_have_a_weight():

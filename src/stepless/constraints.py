@@ -61,6 +61,10 @@ def parse_constraints(subject_to: str | Constraint | Sequence[str | Constraint] 
 
 def _check(constraint: Constraint) -> None:
     """Raise if the bound is not finite, or if no score or every score meets it."""
+    if constraint.at_least not in (True, False):  # text would be true, and so "<=" a lower bound
+        raise TypeError(f'at_least must be True (">=") or False ("<="); got {constraint.at_least!r}.')
+    if not hasattr(constraint.bound, "__float__"):
+        raise TypeError(f"the bound of a constraint must be a finite number; got {constraint.bound!r}.")
     if not math.isfinite(constraint.bound):
         raise ValueError(f"the bound of a constraint must be a finite number; got {constraint}.")
     metric = constraint.metric

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,13 +53,14 @@ class Memory:
     batches: float = 2048.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.batches, (int, float)) or not 1 <= self.batches < float("inf"):
-            raise ValueError(f"batches must be a finite number of at least 1; got {self.batches!r}.")
+        given: Any = self.batches  # may be a numpy scalar
+        if not isinstance(given, Real) or not 1 <= float(given) < math.inf:
+            raise ValueError(f"batches must be a finite number of at least 1; got {given!r}.")
 
     @property
     def decay(self) -> float:
         """The factor by which the remembered sums shrink with every batch."""
-        return 1 - 1 / self.batches
+        return 1 - 1 / float(self.batches)
 
     def keep(self, remembered: Tensor, present: State) -> Tensor:
         """Return the sums to remember after a batch. A batch with NaN or infinity, as from autocast, is left out."""

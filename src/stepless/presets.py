@@ -41,7 +41,7 @@ def soft_sets(metric: str = "f1", *, step: str = "linear", **settings: Any) -> M
     steps = {"linear": Linear(delta=0.2), "sigmoid": Sigmoid(k=10.0)}
     if step not in steps:
         raise ValueError(f'soft sets have the steps "linear" and "sigmoid"; got {step!r}.')
-    if "threshold" in settings:
+    if settings.keys() & {"threshold", "thresholds"}:
         raise ValueError("soft sets average over thresholds of their own, 0.1 to 0.9; for others use MetricLoss.")
     if settings.get("task") == "multiclass":
         raise ValueError("soft sets decide by thresholds, and a multiclass task has none; use presets.east there.")
