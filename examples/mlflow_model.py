@@ -4,7 +4,7 @@ A classifier is fitted for F1 on an imbalanced table and logged with one line. T
 row's probability, the decision at the threshold that the classifier chose, and the label.
 ``stepless.integrations.mlflow.log`` logs the result of ``stepless.compare``, with its report.
 
-Run it with ``python examples/mlflow_model.py``; it needs ``pip install "stepless[mlflow,sklearn]"``.
+Run it with ``python examples/mlflow_model.py``; it needs ``pip install "stepless[mlflow]"``.
 """
 
 import os

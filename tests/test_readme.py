@@ -14,6 +14,7 @@ import stepless as sl
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
 
 
@@ -47,6 +48,16 @@ def test_python_blocks_run(path, clean_slate):
 def test_links_lead_somewhere(path):
     for target in LINK.findall(path.read_text(encoding="utf-8")):
         assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_rows_of_tables_have_the_cells_of_their_heads(path):
+    """A bar ends a cell, also one within code: what follows it is not shown."""
+    cells = 0
+    for line in FENCED.sub("", path.read_text(encoding="utf-8")).splitlines():
+        bars = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        assert not cells or not bars or bars == cells, f"{path.name}: {line}"
+        cells = bars
 
 
 def test_readme_lists_what_there_is():
