@@ -669,6 +669,12 @@ def test_repr_is_short():
     assert repr(multiclass) == "MetricLoss('mcc', step=Identity(), task='multiclass')"
 
 
+def test_a_ranking_s_name_is_taken_before_anything_is_imported():
+    code = "import stepless as sl\ndef auc(tp, fp, fn, tn): return tp\nsl.metric(best=1.0)(auc)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ValueError: metric 'auc' is registered already" in run.stderr
+
+
 def test_import_needs_torch_and_numpy_alone():
     code = "import sys, stepless; print(*{'sklearn', 'pandas', 'scipy', 'matplotlib', 'jax'} & {*sys.modules})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -119,6 +119,8 @@ def __getattr__(name: str) -> Any:
     if name in _SAFE:
         made = import_module("stepless.safe_counts").for_formulas(getattr(import_module("stepless.numerics"), name))
     elif name in _NAMES or name in _EXTRAS:
+        if name in ("METRICS", "metric"):  # a metric may not take a ranking's name, whatever was imported before
+            import_module("stepless.ranking")
         with needs(f"{name} needs stepless-tabular", "sklearn", "stepless.tabular"):
             module = import_module(f"stepless.{_NAMES[name] if name in _NAMES else _EXTRAS[name][0]}")
         made = getattr(module, name, module)
