@@ -341,6 +341,11 @@ def test_a_bar_can_be_shown(capsys):
         ({"sample_weight": np.full(60, -1.0)}, ValueError, "sample_weight must be finite, nowhere below 0"),
         ({"sample_weight": np.ones(3)}, ValueError, r"sample_weight must be one number per row, \(60,\); got \(3,\)"),
         ({"groups": [1, 2]}, ValueError, r"groups must be one a row, \(60,\); got \(2,\)"),
+        (
+            {"y": np.r_[np.ones(9), np.zeros(51)], "groups": np.r_[np.zeros(9), np.arange(51) // 3]},
+            ValueError,
+            "all rows of class 1.0 are in one group: held out, none is left to learn from",
+        ),
         ({"feature_names": ["a"]}, ValueError, "feature_names must be 5 different names, one a column; got 1"),
         ({"progress": 3}, TypeError, "progress must be a function, True or None; got int"),
     ],

@@ -113,7 +113,9 @@ def compare(
     if len(target_y) != table.rows:
         raise ValueError(f"X and y must have as many rows; X has {table.rows} and y {len(target_y)}.")
     table, target_y, weight, group_codes = counted_rows(table, target_y, sample_weight, groups)
-    rule = make_rule(found, task, target_y, metric, maximize, metric_options, subject_to, average, pos_label, seed)
+    rule = make_rule(
+        found, task, target_y, metric, maximize, metric_options, subject_to, average, pos_label, seed, group_codes
+    )
     target = rule.encode(target_y)
     folds, repeats = read_counts(folds, repeats, seed, table.rows)
     constraints = parse_constraints(subject_to)

@@ -115,6 +115,18 @@ def test_a_good_column_is_no_leak(seed):
     assert not any("nearly equals" in text for text in cautions(frame, y))
 
 
+@pytest.mark.parametrize("size", [1e38, 1e300])
+def test_a_leak_is_seen_in_numbers_beyond_float32(size):
+    y = np.arange(300) % 3
+    rng = np.random.default_rng(0)
+    other = 2.0 * (y > 0) + rng.normal(size=300)  # good enough that only a tree can judge it
+    frame = pd.DataFrame({"leak": (y - 1.0 + 0.1 * rng.random(300)) * size, "other": other * size})
+    names = ("a", "b", "c")
+    (said,) = [text for text in cautions(frame, y, "multiclass", names) if "nearly equals" in text]
+    assert said.startswith("column 'leak' nearly equals the target")
+    assert not any("nearly equals" in text for text in cautions(frame[["other"]], y > 0))
+
+
 def test_a_column_that_equals_one_of_three_classes_is_no_target():
     rng = np.random.default_rng(0)
     y = np.arange(300) % 3

@@ -31,6 +31,8 @@ _TELLS = 0.995
 _NEARLY = 0.98
 #: A cut without an error among this many rows of each class is not luck.
 _PERFECT = 20
+#: Beyond it numbers are scaled for the trees of scikit-learn, which compute with float32.
+_LARGE = 1e30
 #: How many rows are examined for leaks, and how many of each class are needed.
 _EXAMINED, _FEWEST = 5000, 5
 #: A column with more categories than this is more likely an identifier than a feature.
@@ -239,6 +241,9 @@ def _tells(table: Table, i: int, column: Column, rows: NDArray[Any], goal: NDArr
     if cut < 0.5 * _TELLS:
         return False
     # a leaf for each class and one to spare: a deeper tree would memorise noise
+    largest = np.nanmax(np.abs(values), initial=0)
+    if largest > _LARGE:
+        values = values / largest
     tree = DecisionTreeClassifier(max_leaf_nodes=classes + 1, class_weight="balanced", random_state=0)
     # shuffled, because in a sorted file a fold of neighbouring rows would hold values that no other fold has
     folds = StratifiedKFold(3, shuffle=True, random_state=0)

@@ -68,6 +68,7 @@ def make_rule(
     average: str | None,
     pos_label: Any,
     seed: int,
+    groups: NDArray[np.int64] | None = None,
 ) -> Rule:
     """Return how labels are encoded and decisions scored; raise for what cannot be compared."""
     if is_ranking(metric):
@@ -91,6 +92,8 @@ def make_rule(
                 f"class {classes.tolist()[counts.argmin()]!r} has a single row: held out, none is left to learn from."
                 " Each class needs 2 rows at least, and tens of them for an answer."
             )
+        if found == "binary" and groups is not None:
+            _check_groups(classes, y, groups)
     if asked is not None and asked != found:
         raise ValueError(f"task={asked!r} does not fit y, which is that of a {found} task; leave task out.")
     if found != "binary" and pos_label is not None:
@@ -142,6 +145,16 @@ def _read_groups(groups: Any, rows: int) -> NDArray[np.int64] | None:
     codes = np.unique(texts, return_inverse=True)[1].astype(np.int64)
     codes[absent] = codes.max(initial=0) + 1 + np.arange(absent.sum())
     return codes
+
+
+def _check_groups(classes: NDArray[Any], y: NDArray[Any], codes: NDArray[np.int64]) -> None:
+    """Raise if one of two classes is in a single group, so that without the fold of that there is nothing to decide."""
+    for place, label in enumerate(classes.tolist()):
+        if len(np.unique(codes[y == classes[place]])) < 2:
+            raise ValueError(
+                f"all rows of class {label!r} are in one group: held out, none is left to learn from. Each class needs"
+                " 2 groups at least, and tens of them for an answer."
+            )
 
 
 def read_counts(folds: Any, repeats: Any, seed: Any, rows: int) -> tuple[int, int]:
