@@ -79,6 +79,7 @@ def test_json_is_strict_and_may_leave_out_what_is_as_long_as_the_data():
         ("[]", "its format is not"),
         ('{"format": "stepless comparison 1"}', "it l"),
         (json.dumps({**make().to_dict(), "entries": [{"key": "metric"}]}), "it is damaged"),
+        (json.dumps({**make().to_dict(), "winner": "nobody"}), "it is damaged .winner is 'nobody', which did not"),
     ],
 )
 def test_a_file_that_is_no_outcome_is_a_sentence(tmp_path, text, said):

@@ -106,6 +106,13 @@ def _cells(matrix):
     return np.stack([tp, off.sum(0), off.sum(1), tn], -1)
 
 
+def test_the_size_of_equal_differences_has_two_digits():
+    page = render_report(make(rope=0.00296911))
+    assert "count as the same within 0.003 (" in page
+    assert "0.00297" not in page
+    assert "0.002969" not in page
+
+
 def test_what_errors_cost_is_left_open():
     cells = (30.0, 10.0, 5.0, 55.0)
     cost = sl.METRICS["cost"].bind(costs=((0, 2), (7, 0)))

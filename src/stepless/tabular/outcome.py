@@ -254,6 +254,8 @@ class Outcome:
             made["target"] = np.array(held["target"], np.int64)
             made["weight"] = None if held["weight"] is None else np.array(held["weight"], np.float64)
             made["rope"], made["seconds"] = float(held["rope"]), float(held["seconds"])
+            if held["winner"] not in {entry.key for entry in made["entries"]}:
+                raise ValueError(f"winner is {held['winner']!r}, which did not take part")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} must hold a whole comparison; it is damaged ({error}).") from None
         return cls(**made)

@@ -170,7 +170,7 @@ def _comparison_note(outcome: Outcome) -> str:
     direction = "" if outcome.maximize else " Less is better; a positive gain is an improvement."
     return (
         f"Mean over {times}, with its 95 % interval; each small dot is a fold. Two contestants count as the same within"
-        f" {outcome.rope:g} (Bayesian correlated t-test).{direction}"
+        f" {outcome.rope:.2g} (Bayesian correlated t-test).{direction}"
     )
 
 
@@ -261,7 +261,7 @@ def _settings(outcome: Outcome) -> str:
         "repeats": str(outcome.repeats),
         "seed": str(outcome.seed),
         "weights": "" if outcome.weight is None else "one per row",
-        "same within": f"{outcome.rope:g}",
+        "same within": f"{outcome.rope:.2g}",
         "contestants": ", ".join(entry.key for entry in outcome.entries),
         "jobs": str(outcome.jobs),
         "time": _seconds(outcome.seconds),
