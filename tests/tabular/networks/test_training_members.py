@@ -267,6 +267,30 @@ def test_a_factorys_members_train_with_their_buffers():
     assert (history.train[-1] < history.train[0]).all()
 
 
+def test_a_factorys_members_take_the_steps_of_torchs_own_optimiser():
+    """Vmap gives the gradient of a linear layer transposed in memory, and the fused AdamW reads memory in order."""
+
+    def factory():
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 1))
+
+    x, y, _ = table()
+    members = FactoryMembers(factory, 2, (0, 1))
+    modules = [factory() for _ in range(2)]
+    for place, module in enumerate(modules):
+        module.load_state_dict({name: tensor[place] for name, tensor in members.tensors().items()})
+    every, none = (torch.arange(120),) * 2, (torch.arange(0),) * 2
+    plan = Plan(epochs=8, batch_size=120, learning_rate=0.02)
+    train(members, Data(x, y, every, none), Losses([(CrossEntropy("binary"), 2)]), plan, 0)
+    for place, module in enumerate(modules):
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.02, weight_decay=0.0, fused=False)
+        for _ in range(8):
+            optimizer.zero_grad()
+            nn.functional.binary_cross_entropy_with_logits(module(x)[:, 0], y).backward()
+            optimizer.step()
+        for name, value in module.state_dict().items():
+            torch.testing.assert_close(members.tensors()[name][place], value, rtol=1e-3, atol=1e-4)
+
+
 def test_frozen_parameters_of_a_factory_stay_as_they_are():
     def factory():
         return nn.Sequential(nn.Linear(4, 8).requires_grad_(False), nn.ReLU(), nn.Linear(8, 1))

@@ -297,7 +297,9 @@ class FactoryMembers(nn.Module):
         if not any(value.requires_grad for value in values.values()):
             raise ValueError("the factory's module has no parameters to train: give it some that require a gradient.")
         self._names = (*values, *buffers)
-        self.values = nn.ParameterList([nn.Parameter(v.detach(), v.requires_grad) for v in values.values()])
+        self.values = nn.ParameterList(
+            [nn.Parameter(v.detach().contiguous(), v.requires_grad) for v in values.values()]
+        )
         for i, buffer in enumerate(buffers.values()):
             self.register_buffer(f"buffer_{i}", buffer)
         # in a list, so that torch does not register the weights of this copy, which are not used
@@ -365,10 +367,14 @@ class FactoryMembers(nn.Module):
         """As for `Members`; nothing is kept here."""
 
     def pull(self, tape: Tape, slope: Tensor) -> list[Tensor]:
-        """Compute the gradients of the parameters that require one, in their order, from that of the logits."""
+        """Compute the gradients of the parameters that require one, in their order, from that of the logits.
+
+        They are contiguous, as the parameters are: vmap gives those of a linear layer transposed in memory, and torch's
+        fused AdamW takes entries by their place there. On the CPU it does not check, and would mix them up.
+        """
         trained = [value for value in self.values if value.requires_grad]
         found = torch.autograd.grad(tape.values[0], trained, slope, allow_unused=True)
-        return [torch.zeros_like(v) if g is None else g for g, v in zip(found, trained, strict=True)]
+        return [torch.zeros_like(v) if g is None else g.contiguous() for g, v in zip(found, trained, strict=True)]
 
     def _stacked(self) -> dict[str, Tensor]:
         return dict(zip(self._names, [*self.values, *self.buffers()], strict=True))
