@@ -115,6 +115,32 @@ class TestLabels:
         model = make_model(X=X, members=(member, net(4, 1)), weights=(0.6, 0.4), threshold=median + 1e-6)
         check(model, X, tmp_path, tolerance=1e-6)
 
+    def test_nets_of_a_factory_take_any_number_of_rows(self, tmp_path):
+        X = np.random.default_rng(0).normal(size=(300, 4))
+
+        class Attention(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed, self.out = nn.Linear(1, 8), nn.Linear(8, 1)
+                self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+            def forward(self, x):
+                h = self.embed(x[..., None])
+                return self.out(self.attention(h, h, h, need_weights=False)[0].mean(1))
+
+        class Counted(nn.Linear):
+            def forward(self, x):
+                return super().forward(x) * len(x)
+
+        for factory in (Attention, lambda: Counted(4, 1)):
+            member = FactoryMember(factory, FactoryMembers(factory, 2, seeds=(0, 1)).tensors(), 4, 1)
+            model = make_model(X=X, members=(member,), weights=(1.0,), threshold=0.5)
+            if factory is Attention:
+                check(model, X, tmp_path, tolerance=1e-6)
+            else:  # the graph would multiply by the number of rows that it was made with
+                with pytest.raises(ValueError, match=r"\(Counted\) for one number of rows alone.* x\.shape\[0\]"):
+                    to_onnx(model, tmp_path / "model.onnx")
+
 
 class TestColumns:
     def test_many_levels(self, tmp_path):

@@ -287,7 +287,8 @@ class _Stack(nn.Module):
         self.nets = nn.ModuleList(nets)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([net(x).reshape(len(x), self.outputs) for net in self.nets])
+        # −1, since len(x) would be a number of Python's, for which torch exports a graph of that many rows alone
+        return torch.stack([net(x).reshape(-1, self.outputs) for net in self.nets])
 
 
 def _factory_nets(graph: _Graph, matrix: str, member: FactoryMember) -> str:
@@ -306,6 +307,11 @@ def _factory_nets(graph: _Graph, matrix: str, member: FactoryMember) -> str:
         name, reason = type(stack.nets[0]).__name__, str(error).strip().splitlines()[0]
         raise ValueError(f"torch cannot export a net of the factory ({name}) to ONNX: {reason}") from error
     assert program is not None
+    if not program.model_proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
+        raise ValueError(
+            f"torch exports a net of the factory ({type(stack.nets[0]).__name__}) for one number of rows alone, because"
+            " its forward reads that number in Python. Use x.shape[0] in the place of len(x), or -1 where it reshapes."
+        )
     exported = compose.add_prefix(inliner.inline_local_functions(program.model_proto), graph.name("nets") + "/")
     part = exported.graph
     graph.nodes.append(helper.make_node("Identity", [matrix], [part.input[0].name]))
