@@ -168,7 +168,7 @@ def _decode_members(
         if read is None:
             raise ValueError(
                 f"member {place} must be of one of the kinds {', '.join(MEMBER_KINDS)}; got {entry['kind'][:100]!r}."
-                " If a newer stepless wrote it: pip install --upgrade stepless"
+                ' If a newer stepless wrote it: pip install --upgrade "stepless[sklearn]"'
             )
         weights.append(_number(entry.get("weight"), "a member's weight"))
         details = {k: v for k, v in entry.items() if k not in ("kind", "weight")}

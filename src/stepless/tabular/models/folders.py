@@ -206,7 +206,7 @@ def from_text(text: bytes) -> dict[str, Any]:
     if version > FORMAT_VERSION:
         raise ModelFileError(
             f"{_DOCUMENT} has format version {_short(version)} and this stepless reads up to {FORMAT_VERSION}: a newer"
-            " one wrote it. Upgrade: pip install --upgrade stepless"
+            ' one wrote it. Upgrade: pip install --upgrade "stepless[sklearn]"'
         )
     if document.get("sha256") != digest:
         raise ModelFileError(f"{_DOCUMENT} was altered after it was saved: its contents do not match its sha256.")
