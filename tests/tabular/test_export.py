@@ -74,6 +74,8 @@ class TestLabels:
     def test_a_threshold_that_always_says_the_same(self, threshold, tmp_path):
         label = check(make_model(threshold=threshold), frame(50), tmp_path)
         assert set(label) == {"good" if threshold < 0 else "bad"}
+        facts = {entry.key: entry.value for entry in onnx.load(tmp_path / "model.onnx").metadata_props}
+        assert json.loads(facts["threshold"]) == str(threshold)  # a bare Infinity is no JSON
 
     @pytest.mark.parametrize("task", TASKS)
     def test_no_calibration(self, task, tmp_path):

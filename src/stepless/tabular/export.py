@@ -97,7 +97,10 @@ def _about(model: Model, names: tuple[str, ...]) -> dict[str, str]:
         for name, column in zip(names, model.features.columns, strict=False)
         if isinstance(column, Category)
     }
-    facts = {"classes": model.classes.tolist(), "threshold": model.threshold, "missing_text": missing}
+    # JSON has no infinity; as in the folder of a model, it is "inf" or "-inf"
+    cuts = [str(cut) if np.isinf(cut) else cut for cut in np.atleast_1d(model.threshold).tolist()]
+    threshold = cuts[0] if model.task == "binary" else cuts
+    facts = {"classes": model.classes.tolist(), "threshold": threshold, "missing_text": missing}
     return {"task": model.task, "metric": model.metric} | {k: json.dumps(v, default=str) for k, v in facts.items()}
 
 
