@@ -15,7 +15,7 @@ import sklearn
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.datasets import load_breast_cancer, load_iris, make_classification, make_multilabel_classification
 from sklearn.dummy import DummyClassifier
-from sklearn.ensemble import RandomForestClassifier, StackingClassifier
+from sklearn.ensemble import RandomForestClassifier, StackingClassifier, VotingClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.metrics import f1_score, make_scorer
@@ -251,6 +251,16 @@ def test_the_positive_class(binary, classes, positive):
     assert set(model.predict(X)) <= set(classes)
     assert model.predict(X).dtype == named.dtype
     assert f"pos_label_={positive!r}" in repr(model)
+
+
+def test_labels_that_scikit_learn_numbers_on_their_way_are_told(binary):
+    """A vote fits its classifiers on 0 and 1, whatever the labels are."""
+    X, y = binary
+    vote = VotingClassifier([("tuned", sl.TunedThreshold(LOGISTIC, pos_label="yes"))])
+    with pytest.raises(ValueError, match=r"the classes \[0, 1\]; got 'yes'\. .*VotingClassifier.* pass the number"):
+        vote.fit(X, np.where(y == 1, "yes", "no"))
+    vote.set_params(tuned__pos_label=1).fit(X, np.where(y == 1, "yes", "no"))
+    assert vote.estimators_[0].pos_label_ == 1
 
 
 def test_of_equally_frequent_classes_the_last_is_positive():

@@ -175,7 +175,9 @@ def positive_class(classes: Any, y: Any, pos_label: Any, weight: Any = None) -> 
     known = classes.tolist()
     if pos_label is not None:
         if pos_label not in known:
-            raise ValueError(f"pos_label must be one of the classes {known}; got {pos_label!r}.")
+            raise ValueError(
+                f"pos_label must be one of the classes {known}; got {pos_label!r}.{_numbered(known, pos_label)}"
+            )
         return int(known.index(pos_label))
     if set(known) in ({0, 1}, {-1, 1}):  # also {False, True}
         return int(known.index(1))
@@ -189,6 +191,16 @@ def positive_class(classes: Any, y: Any, pos_label: Any, weight: Any = None) -> 
             stacklevel=2,
         )
     return positive
+
+
+def _numbered(known: list[Any], pos_label: Any) -> str:
+    """A hint for labels of text that may have been numbered on their way to us."""
+    if known != [0, 1] or not isinstance(pos_label, str):
+        return ""
+    return (
+        " Some of scikit-learn's own (VotingClassifier, StackingClassifier, BaggingClassifier, cross_val_predict) number"
+        " the labels in sorted order before they fit: there, pass the number, 0 or 1."
+    )
 
 
 def read_options(options: Any) -> dict[str, Any]:
