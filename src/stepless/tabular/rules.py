@@ -198,8 +198,8 @@ def _numbered(known: list[Any], pos_label: Any) -> str:
     if known != [0, 1] or not isinstance(pos_label, str):
         return ""
     return (
-        " Some of scikit-learn's own (VotingClassifier, StackingClassifier, BaggingClassifier, cross_val_predict) number"
-        " the labels in sorted order before they fit: there, pass the number, 0 or 1."
+        " Some of scikit-learn (VotingClassifier, StackingClassifier, BaggingClassifier, cross_val_predict) numbers the"
+        " labels in sorted order before it fits: there, pass the number, 0 or 1."
     )
 
 
