@@ -438,6 +438,25 @@ def test_partial_fit_goes_on(binary):
         model.partial_fit(X, y + 1)
 
 
+def test_the_rows_of_all_calls_of_partial_fit_are_weighed_against_each_other(binary):
+    X, y = binary
+    first, last = slice(0, 300), slice(300, None)
+
+    def share(later):
+        """The weight of later rows in the threshold and calibration, and how probable positives then are."""
+        model = quick(epochs=1).partial_fit(X[first], y[first])
+        model.partial_fit(X[last], (np.arange(300) > 0).astype(int), sample_weight=np.full(300, later))
+        weight = model._last.pool.weight
+        return weight[300:].sum() / weight.sum(), model.predict_proba(X)[:, 1].mean()
+
+    (few, low), (more, middle), (most, high) = share(0.01), share(2.0), share(100.0)
+    assert (few, more, most) == pytest.approx((1 / 101, 2 / 3, 100 / 101))
+    assert low < middle < high  # nearly all later rows are positive
+    copies = quick(epochs=1).partial_fit(X[first], y[first])
+    copies.partial_fit(np.repeat(X[:60], 5, 0), np.repeat(y[:60], 5))  # merged, they still are 300 rows
+    assert copies._last.pool.weight[300:].sum() == 300
+
+
 def test_partial_fit_of_rows_that_lack_a_class(classes):
     X, y = classes
     order = np.argsort(y, kind="stable")

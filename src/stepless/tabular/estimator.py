@@ -231,7 +231,8 @@ class MetricClassifier(Predicting):
             X: Rows.
             y: Their labels.
             classes: All classes there will be. Needed in the first call if ``y`` may lack some.
-            sample_weight: One weight per row.
+            sample_weight: One weight per row. Threshold and calibration weigh the rows of all calls against each other;
+                rows without weights have 1.
         """
         last = self._before("partial_fit goes")
         left = {name: share for name, share in getattr(self, "weights_", {}).items() if name not in CANDIDATES}
@@ -294,6 +295,7 @@ class MetricClassifier(Predicting):
         matrix = features.matrix(table)
         if len(matrix) <= _SMALL and not are_draws(matrix):
             matrix, target, weight = merge_rows(matrix, target, weight)
+        own_weight = weight
         weight = None if weight is None else weight * (len(weight) / weight.sum())
         seed, turns = (self._seed(), 0) if last is None else (last.seed, last.turns + 1)
         rule = replace(rule, seed=seed)
@@ -329,11 +331,14 @@ class MetricClassifier(Predicting):
             None if weight is None else weight[rows],
             np.repeat(np.arange(len(folds)), [len(fold) for fold in folds]),
         )
-        if pooled:
+        weighed = pool.weight
+        if pooled:  # in which the rows of one call are weighed against those of another
+            pool = replace(pool, weight=None if own_weight is None else own_weight[rows])
             pool = pool.after(last.pool if last is not None else None)
+            weighed = None if pool.weight is None else pool.weight * (len(pool.weight) / pool.weight.sum())
         choice = choose(
             [replace(e, held=scores) for e, scores in zip(ensembles, pool.scores, strict=True)],
-            rule, pool.target, pool.weight, pool.folds,
+            rule, pool.target, weighed, pool.folds,
             cut=self.threshold, combine=self.combine, calibrate=self.calibrate,  # type: ignore[arg-type]
         )  # fmt: skip
         used = [(e, w) for e, w in zip(ensembles, choice.option.weights, strict=True) if w > 0]
