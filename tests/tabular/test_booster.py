@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -707,6 +708,13 @@ def test_trees_that_do_not_split_are_told():
     X, y = np.random.default_rng(0).normal(size=(240, 4)), np.arange(240) < 2
     with pytest.warns(UserWarning, match="no tree of xgboost has found a split, so every row gets the same score"):
         MetricBooster(library="xgboost", random_state=0).fit(X, y)
+
+
+def test_folds_of_one_row_do_not_say_that_trees_do_not_split():
+    X, y = curved(60, classes=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert sl.MetricBooster(n_members=60, n_estimators=5, random_state=0).fit(X, y).score(X, y) > 0.6
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,9 @@ def _threads(n_jobs: Any) -> int:
 
 
 def _tells_apart(growth: Growth, folds: Collection[NDArray[np.intp]]) -> bool:
-    """Whether any two rows of a fold get different scores."""
+    """Whether any two rows of a fold get different scores; true if no fold has two."""
+    if folds and max(map(len, folds)) == 1:
+        return True
     ends = np.cumsum([len(fold) for fold in folds])[:-1]
     return any(bool(np.ptp(part, axis=0).any()) for part in np.split(growth.ensemble.held, ends.astype(int)))
 

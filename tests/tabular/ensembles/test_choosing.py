@@ -241,3 +241,11 @@ def test_where_no_model_tells_rows_apart_the_folds_do_not_either():
     y, folds = (np.arange(ROWS) % 4 == 0).astype(np.int64), np.arange(ROWS) % 2
     found = expected(np.where(folds == 0, -1.09, -1.11), rule("f1"), y, None, folds, calibrate=True)
     assert found.threshold == -np.inf  # and not between the two
+
+
+def test_folds_of_one_row_are_cut_like_others(data):
+    """No fold has two scores that could differ, which says nothing about the model."""
+    y, good, _ = data
+    several = expected(good, rule("f1"), y, None, FOLDS, calibrate=True)
+    single = expected(good, rule("f1"), y, None, np.arange(ROWS), calibrate=True)
+    assert single.threshold == several.threshold > 0

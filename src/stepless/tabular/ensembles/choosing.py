@@ -288,7 +288,9 @@ def _expected_cut(
     """The threshold of two classes that is best in expectation, and the calibration it belongs to."""
     cut = tune_threshold(p, p, rule.resolved, None, weight, inputs="probabilities").threshold
     assert isinstance(cut, float)
-    if any(np.ptp(p[folds == fold]) > _SAME for fold in np.unique(folds)):
+    each = [p[folds == fold] for fold in np.unique(folds)]
+    # folds of one row cannot show whether a model tells rows apart
+    if len(each) == len(p) or any(np.ptp(part) > _SAME for part in each):
         cut = leave_some(cut, p, weight)
     elif (p >= cut).any():  # scores are constant in each fold and differ between folds by chance: all rows or none
         cut = -math.inf
