@@ -63,6 +63,20 @@ def test_ranks_and_wins(contest):
     assert contest["summary"].Duel(9, 0, 1).surely > 0.99
 
 
+def test_ranks_have_the_ties_of_duels(contest):
+    """Fold scores are kept to six places: means that differ by less than half of the last one are equal."""
+    found = contest["summary"].standing([record("a", x=[0.9988296], y=[0.9988298], z=[0.9988306])], "F1")
+    assert [found.duel("y", other).ties for other in "xz"] == [1, 0]
+    assert found.ranks() == {"x": 2.5, "y": 2.5, "z": 1.0}
+
+
+def test_a_shared_first_place_is_not_first(contest):
+    page = contest["page"]
+    assert page._first({"ours": 1.5, "theirs": 2.0}, "ours") == ("first: ours (1.50)", True)
+    assert page._first({"theirs": 1.5, "ours": 1.5}, "ours") == ("first: theirs and ours (1.50)", False)
+    assert page._first({"theirs": 1.5, "ours": 2.0}, "ours") == ("first: theirs (1.50); ours has 2.00", False)
+
+
 def test_a_collapse_is_one_that_cross_entropy_does_not_have(contest):
     one, both = record("a", y=[0.5], **{"cross-entropy": [0.5]}), record("b", y=[0.5], **{"cross-entropy": [0.5]})
     one["entries"]["y"]["F1"]["single"] = both["entries"]["y"]["F1"]["single"] = [True]

@@ -146,7 +146,7 @@ CONTESTANTS: dict[str, dict[str, Contestant]] = {
         "focal": at_half("focal"),
         "logit adjustment": at_half("logit adjustment"),
         "soft F1": trained_on(soft_f1),
-        "MultiSOL": trained_on(sl.presets.score_oriented),
+        "SOL": trained_on(sl.presets.score_oriented),
         "EAST": trained_on(sl.presets.east),
         "MetricLoss": trained_on(sl.MetricLoss),
         "MetricLoss, blend=0": trained_on(blended(0.0)),

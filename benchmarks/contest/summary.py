@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import beta, rankdata, studentized_range
+from scipy.stats import beta, studentized_range
 
 Record = dict[str, Any]
 
@@ -15,7 +15,7 @@ TIE = 5e-7  #: scores are kept to six places
 PLAIN, TUNED_NET, TUNED_TREES = "cross-entropy", "cross-entropy, tuned", "LightGBM, tuned"
 TUNED_BOOSTERS = (TUNED_TREES, "XGBoost, tuned", "CatBoost, tuned")
 TREES = ("LightGBM", "XGBoost", "CatBoost", "MetricBooster")
-PUBLISHED = ("AnyLoss", "SOL", "soft sets", "soft F1", "MultiSOL", "EAST")
+PUBLISHED = ("AnyLoss", "SOL", "soft sets", "soft F1", "EAST")
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,12 @@ class Standing:
         return self.scores[self.names.index(name)]
 
     def ranks(self, names: Sequence[str] | None = None) -> dict[str, float]:
-        """The mean ranks of all, or among these: 1 is the best."""
+        """The mean ranks of all, or among these: 1 is the best. What is a tie in a duel is one here."""
         chosen = [n for n in self.names if names is None or n in names]
-        rows = np.round(np.stack([self.of(n) for n in chosen]) / TIE) * TIE
-        return dict(zip(chosen, rankdata(-rows, axis=0).mean(1), strict=True))
+        scores = np.stack([self.of(n) for n in chosen])
+        gains = scores[:, None] - scores  # of the first contestant over the second
+        ranks = 1 + (gains < -TIE).sum(1) + ((abs(gains) <= TIE).sum(1) - 1) / 2
+        return dict(zip(chosen, ranks.mean(1).tolist(), strict=True))
 
     def duel(self, one: str, other: str) -> Duel:
         """One against another."""
