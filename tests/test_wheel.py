@@ -308,6 +308,16 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
     assert not {"joblib", "narwhals", "rich", "safetensors", "scipy", "sklearn", "threadpoolctl"} & loaded
 
 
+def test_a_threshold_needs_no_tables(with_sklearn, tmp_path):
+    code = """
+import sys
+sys.modules["stepless.tabular"] = None  # as if it were not installed
+from sklearn.linear_model import LogisticRegression
+print(sl.TunedThreshold(LogisticRegression()).fit(X, y).predict(X).sum() > 0)
+"""
+    assert run(with_sklearn, "-I", "-c", ROWS + code, folder=tmp_path) == "True\n"
+
+
 def test_a_report_has_its_page(with_sklearn, tmp_path):
     outcome = make(rows=120, contestants=3)
     outcome.to_json(tmp_path / "outcome.json")

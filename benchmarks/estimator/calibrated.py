@@ -28,6 +28,7 @@ from sklearn.metrics import f1_score
 
 import stepless as sl
 from stepless.formula import resolve
+from stepless.rules import Held, Rule
 from stepless.schedules import Schedule
 from stepless.tabular.ensembles.choosing import _cross_fitted
 from stepless.tabular.ensembles.portfolio import CANDIDATES, Goal, automatic_plan, fit_ensembles, make_folds
@@ -36,7 +37,6 @@ from stepless.tabular.models.calibration import Identity
 from stepless.tabular.models.preprocessing import fit_features
 from stepless.tabular.networks.metric_objectives import Blend
 from stepless.tabular.networks.nets import Architecture
-from stepless.tabular.rules import Held, Rule
 from stepless.tabular.tables.frames import read_table as as_table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

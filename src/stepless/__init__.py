@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from stepless.tabular.models.folders import ModelFileError as ModelFileError
     from stepless.tabular.outcome import Outcome as Outcome
     from stepless.tabular.sharing import shared_fits as shared_fits
-    from stepless.tabular.tuned import TunedThreshold as TunedThreshold
     from stepless.thresholds import tune_threshold as tune_threshold
+    from stepless.tuned import TunedThreshold as TunedThreshold
 
     ratio = for_formulas(numerics.ratio)
     root = for_formulas(numerics.root)
@@ -72,7 +72,7 @@ _EXTRAS = {
     "MetricClassifier": ("tabular.estimator", "sklearn"),
     "ModelFileError": ("tabular.models.folders", "safetensors"),
     "Outcome": ("tabular.outcome", "sklearn"),
-    "TunedThreshold": ("tabular.tuned", "sklearn"),
+    "TunedThreshold": ("tuned", "sklearn"),
     "boosting": ("boosting", "torch"),
     "compare": ("tabular.comparison", "sklearn"),
     "integrations": ("integrations", "torch"),

@@ -20,13 +20,13 @@ from sklearn.utils.estimator_checks import check_estimator
 import stepless as sl
 from stepless.costs import Costs
 from stepless.metrics import METRICS
+from stepless.rules import Rule
 from stepless.tabular.booster import MetricBooster
 from stepless.tabular.ensembles.choosing import expected
 from stepless.tabular.ensembles.growing import grow
 from stepless.tabular.ensembles.portfolio import make_folds
 from stepless.tabular.models.folders import ModelFileError
 from stepless.tabular.persist import load_model
-from stepless.tabular.rules import Rule
 from stepless.tabular.tables.frames import read_table
 from stepless.tabular.trees.steppers import Rows, Settings, make_stepper
 from tests.test_boosting import curved

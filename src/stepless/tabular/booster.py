@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from stepless.boosting import Library
 from stepless.costs import Costs, Floats, Form
 from stepless.numerics import is_whole
+from stepless.rules import Rule
 from stepless.scoring import make_path
 from stepless.tabular.ensembles.choosing import Choice, check_cut, choose, expected, foreseeable, leave_some
 from stepless.tabular.ensembles.growing import Growth, Watch, grow
@@ -23,7 +24,6 @@ from stepless.tabular.ensembles.portfolio import Ensemble, are_draws, make_folds
 from stepless.tabular.ensembles.predicting import Predicting
 from stepless.tabular.models.model import Model, mean_score
 from stepless.tabular.models.preprocessing import fit_features
-from stepless.tabular.rules import Rule
 from stepless.tabular.tables.frames import Table
 from stepless.tabular.trees.steppers import Settings, in_our_words, library_module
 

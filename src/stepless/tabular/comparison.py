@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from stepless.constraints import Constraint, parse_constraints
+from stepless.rules import Rule
 from stepless.tabular.comparing.cautions import describe_columns, find_cautions
 from stepless.tabular.comparing.cells import CellFolder, describe_run
 from stepless.tabular.comparing.contestants import BASELINE, CONTESTANTS, Aim, choose_contestants
@@ -29,7 +30,6 @@ from stepless.tabular.fingerprints import fingerprint, written
 from stepless.tabular.models.model import library_versions
 from stepless.tabular.outcome import Entry, Outcome, Progress, format_metric, format_number
 from stepless.tabular.progress_bars import progress_bar
-from stepless.tabular.rules import Rule
 from stepless.tasks import Task
 
 

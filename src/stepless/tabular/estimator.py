@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stepless.numerics import is_whole
+from stepless.rules import Rule
 from stepless.tabular.ensembles.choosing import Choice, Combine, Pool, check_cut, choose
 from stepless.tabular.ensembles.lineup import TREES, check_names, fit_others, lineup
 from stepless.tabular.ensembles.portfolio import (
@@ -36,7 +37,6 @@ from stepless.tabular.models.preprocessing import Features, fit_features
 from stepless.tabular.networks.nets import HIDDEN, Architecture
 from stepless.tabular.networks.training import History, Plan, Report
 from stepless.tabular.progress_bars import progress_bar
-from stepless.tabular.rules import Rule
 from stepless.tabular.tables.frames import Table
 
 #: In tables of up to this many rows, equal rows are merged, so that a weight of k is exactly the same as k rows; except

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import stepless as sl
+from stepless.rules import Rule
 from stepless.tabular.comparing.cells import Cell
 from stepless.tabular.comparing.contestants import BASELINE, CONTESTANTS
 from stepless.tabular.comparing.correlated import posterior
 from stepless.tabular.comparing.results import Results
 from stepless.tabular.comparing.verdicts import reach_verdict
 from stepless.tabular.outcome import Difference, Entry
-from stepless.tabular.rules import Rule
 
 NONE = np.empty(0)
 

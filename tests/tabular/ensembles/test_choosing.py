@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score, precision_score
 
+from stepless.rules import Held, Rule
 from stepless.tabular.ensembles.choosing import Pool, _cross_fitted, choose, expected
 from stepless.tabular.ensembles.portfolio import Ensemble
 from stepless.tabular.models.calibration import Identity
-from stepless.tabular.rules import Held, Rule
 
 ROWS = 600
 ONE_FOLD = np.zeros(ROWS, int)

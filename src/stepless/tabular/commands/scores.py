@@ -13,6 +13,7 @@ from stepless.cuts.tuning import Tuning
 from stepless.formula import resolve, with_costs_of_decisions
 from stepless.metrics import METRICS
 from stepless.ranking import RANKINGS
+from stepless.rules import positive_class
 from stepless.scoring import score as score_hard
 from stepless.tabular.commands.asked import Asked
 from stepless.tabular.commands.console import answers, as_json, grid, note, say
@@ -26,7 +27,6 @@ from stepless.tabular.commands.problems import (
     yes_no_of,
 )
 from stepless.tabular.outcome import format_cut, format_number, format_range
-from stepless.tabular.rules import positive_class
 from stepless.tabular.tables.files import Source, TableError
 from stepless.tabular.tables.reading import Loaded, load_table
 from stepless.thresholds import tune_threshold

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepless.rules import positive_class
 from stepless.tabular.booster import MetricBooster
 from stepless.tabular.ensembles.predicting import Predicting
 from stepless.tabular.estimator import MetricClassifier
 from stepless.tabular.models.calibration import Identity
 from stepless.tabular.models.preprocessing import fit_features
-from stepless.tabular.rules import positive_class
 from stepless.tabular.tables.frames import read_table
 from stepless.tasks import Task
 

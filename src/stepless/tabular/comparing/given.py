@@ -14,9 +14,9 @@ from stepless.metrics import METRICS
 from stepless.numerics import is_whole
 from stepless.ranking import is_ranking
 from stepless.registry import Metric
-from stepless.tabular.rules import Rule, positive_class
+from stepless.rules import Rule, positive_class
 from stepless.tabular.tables.frames import Table, is_missing, read_table
-from stepless.tabular.tuned import read_target
+from stepless.targets import read_target
 from stepless.tasks import Task
 
 #: Up to this many rows there are two repeats by default; with more, one is enough.

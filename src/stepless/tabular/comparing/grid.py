@@ -30,13 +30,13 @@ from threadpoolctl import threadpool_limits
 from stepless.constraints import parse_constraints
 from stepless.extras import needs
 from stepless.numerics import is_whole
+from stepless.rules import Rule
 from stepless.tabular.comparing.cells import Cell, CellFolder, Place
 from stepless.tabular.comparing.contestants import CONTESTANTS, FITS, Aim, read_fit
 from stepless.tabular.ensembles.predicting import Predicting
 from stepless.tabular.models.calibration import Identity
 from stepless.tabular.models.model import Model
 from stepless.tabular.outcome import Progress, Threshold
-from stepless.tabular.rules import Rule
 from stepless.tabular.sharing import shared_fits
 from stepless.tabular.tables.frames import Table
 

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from stepless.constraints import Constraint
 from stepless.metrics import METRICS
 from stepless.registry import Metric
+from stepless.rules import Rule, decisions
 from stepless.tabular.comparing.cells import Cell, Place
 from stepless.tabular.comparing.contestants import Contestant
 from stepless.tabular.comparing.correlated import are_equal, posterior
 from stepless.tabular.outcome import Difference, Entry, Threshold
-from stepless.tabular.rules import Rule, decisions
 from stepless.tasks import Task
 
 #: With this many rows of the rarest class in every test fold, scores that hardly differ between folds are evidence.

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepless.constraints import Constraint, parse_constraints
+from stepless.rules import Held, Rule
 from stepless.scoring import make_path
 from stepless.tabular.ensembles.portfolio import Ensemble, Floats
 from stepless.tabular.ensembles.stacking import stack_weights
 from stepless.tabular.models.calibrating import fit_calibration
 from stepless.tabular.models.calibration import Calibration, Identity
 from stepless.tabular.models.model import mean_score
-from stepless.tabular.rules import Held, Rule
 from stepless.thresholds import tune_threshold
 
 #: The named ways to choose the threshold; the docstring of `stepless.MetricClassifier` explains them.

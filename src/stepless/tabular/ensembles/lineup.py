@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from stepless.costs import Costs, Form
+from stepless.rules import Rule
 from stepless.scoring import make_path
 from stepless.tabular.ensembles.growing import grow
 from stepless.tabular.ensembles.logistic import fit_logistic
 from stepless.tabular.ensembles.portfolio import CANDIDATES, Ensemble, Goal, Rows, fit_ensembles
 from stepless.tabular.networks.nets import Architecture
 from stepless.tabular.networks.training import Plan
-from stepless.tabular.rules import Rule
 from stepless.tabular.sharing import once
 from stepless.tabular.trees.steppers import NothingToSplitError, Settings, library_module
 

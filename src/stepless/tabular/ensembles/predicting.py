@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 
 from stepless.boosting import Library
 from stepless.extras import needs
+from stepless.params import check_savable, from_json, json_params
 from stepless.ranking import is_ranking
+from stepless.rules import Rule, positive_class, read_options
 from stepless.tabular.models.calibration import Calibration
 from stepless.tabular.models.members import Member
 from stepless.tabular.models.model import Model, library_versions
 from stepless.tabular.models.preprocessing import Features
-from stepless.tabular.params import check_savable, from_json, json_params
-from stepless.tabular.rules import Rule, positive_class, read_options
 from stepless.tabular.tables.frames import Table, read_table
 from stepless.tabular.trees.steppers import library_module
-from stepless.tabular.tuned import read_target, read_weight
+from stepless.targets import read_target, read_weight
 
 with needs("stepless's estimators need scikit-learn", "sklearn", "sklearn"):
     from sklearn.base import BaseEstimator, ClassifierMixin

@@ -699,7 +699,7 @@ def run(code):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("TunedThreshold", 'TunedThreshold needs scikit-learn: pip install "stepless[sklearn]"'),
+        ("TunedThreshold", 'stepless\'s estimators need scikit-learn: pip install "stepless[sklearn]"'),
         ("plots", 'stepless.plots needs matplotlib: pip install "stepless[plots]"'),
     ],
 )

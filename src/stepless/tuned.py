@@ -6,6 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
@@ -13,30 +14,28 @@ from typing import Any
 import numpy as np
 
 from stepless.extras import needs
+from stepless.params import json_params
 from stepless.ranking import is_ranking
-from stepless.tabular.params import check_savable, json_params
-from stepless.tabular.rules import Held, Rule, positive_class, read_options
+from stepless.rules import Held, Rule, positive_class, read_options
+from stepless.targets import read_target, read_weight
 from stepless.tasks import Task
 
-with needs("TunedThreshold needs scikit-learn", "sklearn", "sklearn"):
+with needs("stepless's estimators need scikit-learn", "sklearn", "sklearn"):
     from sklearn import get_config
     from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone, is_classifier
     from sklearn.exceptions import NotFittedError
     from sklearn.model_selection import KFold, ShuffleSplit, StratifiedKFold, StratifiedShuffleSplit, check_cv
-    from sklearn.utils import Bunch, _safe_indexing, check_random_state, column_or_1d, get_tags, indexable
+    from sklearn.utils import Bunch, _safe_indexing, check_random_state, get_tags, indexable
     from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, process_routing
     from sklearn.utils.metaestimators import available_if
-    from sklearn.utils.multiclass import check_classification_targets, type_of_target
     from sklearn.utils.parallel import Parallel, delayed
     from sklearn.utils.validation import (
         _check_method_params,
-        _check_sample_weight,
         check_consistent_length,
         check_is_fitted,
         has_fit_parameter,
     )
 
-_TASKS: dict[str, Task] = {"binary": "binary", "multiclass": "multiclass", "multilabel-indicator": "multilabel"}
 _METHODS = ("predict_proba", "decision_function")
 #: The parameters that a saved model takes from the tuned classifier; its others come from the estimator.
 _METRIC_PARAMS = ("metric", "metric_options", "subject_to", "average", "pos_label")
@@ -208,8 +207,6 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         Args:
             path: The folder.
         """
-        from stepless.tabular.persist import save_model  # noqa: PLC0415 - who does not save needs no safetensors
-
         check_is_fitted(self)
         rule, model = self._rule, getattr(self.estimator_, "model_", None)
         name = type(self.estimator_).__name__
@@ -225,14 +222,15 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
                 f"a saved model has one positive class; it is {self.pos_label_!r} here and"
                 f" {self.estimator_.pos_label_!r} for the {name}. Give both the same pos_label."
             )
-        check_savable(self, _METRIC_PARAMS)
         own = json_params(self)
         params = {**model.settings.get("params", {}), **{name: own.get(name) for name in _METRIC_PARAMS}}
         if "metric" not in own:
             del params["metric"]
         settings = {**model.settings, "params": params, "score": self.best_score_}
         threshold = self.tuning_.threshold
-        save_model(replace(model, metric=rule.resolved.name, threshold=threshold, settings=settings), path)
+        decided = copy(self.estimator_).set_params(**{name: getattr(self, name) for name in _METRIC_PARAMS})
+        decided.model_ = replace(model, metric=rule.resolved.name, threshold=threshold, settings=settings)
+        decided.save(path)
 
     @property
     def n_features_in_(self) -> int:
@@ -410,61 +408,6 @@ def _check_rows(y: Any, folds: int) -> None:
         )
     if counts.max() < folds:
         raise ValueError(f"cv={folds} needs a class of {folds} rows; the largest has {counts.max()}. Lower cv.")
-
-
-def read_target(y: Any, task: Task | None = None) -> tuple[Task, Any]:
-    """Convert labels to an array, and find their task unless it is given."""
-    y = _without_objects(y.toarray() if hasattr(y, "toarray") else y)
-    if task is None:
-        kind = type_of_target(y, input_name="y")
-        check_classification_targets(y)
-        if kind not in _TASKS:
-            raise ValueError(f"y must hold one label per row, or 0 and 1 for each label; got {kind}.")
-        task = _TASKS[kind]
-    if task != "multilabel":
-        return task, column_or_1d(y, warn=True)
-    y = np.asarray(y)
-    if y.ndim != 2 or not np.isin(y, (0, 1)).all():
-        raise ValueError(f"multilabel y must hold 0 and 1, one column per label; got {np.unique(y)[:3]}, {y.ndim}-d.")
-    return task, y
-
-
-def read_weight(sample_weight: Any, rows: int) -> Any:
-    """Check the weights, one per row; None if there are none."""
-    if sample_weight is None:
-        return None
-    weight = _check_sample_weight(sample_weight, np.empty((rows, 1)), ensure_non_negative=True)
-    if not weight.any():  # older versions of scikit-learn do not check this
-        raise ValueError("Sample weights must contain at least one non-zero number.")
-    with np.errstate(over="ignore"):
-        if not np.isfinite(weight.sum()):  # counts would be infinite
-            raise ValueError("Sample weights must have a finite sum; divide them by the largest.")
-    return weight
-
-
-def _without_objects(y: Any) -> Any:
-    """Convert labels of dtype object to bools, numbers or texts; raise if any are missing or of different kinds."""
-    try:
-        values = np.asarray(y)
-    except ValueError:  # rows of different lengths: scikit-learn raises a better error
-        return y
-    if values.dtype != object or not values.ndim:
-        # scikit-learn would turn a table library's extension types into floats
-        return y if isinstance(getattr(y, "dtype", values.dtype), np.dtype) else values
-    labels = list(values.flat)
-    if any(map(_is_missing, labels)):
-        raise ValueError("Input y contains NaN. Leave out the rows that have no label.")
-    if labels and all(isinstance(label, Real | np.bool_) for label in labels):
-        return np.array(labels).reshape(values.shape)
-    texts = [label for label in labels if isinstance(label, str)]
-    if texts and len(texts) < len(labels):
-        kinds = ", ".join(sorted({type(label).__name__ for label in labels}))
-        raise ValueError(f"y must hold labels of one kind, all texts or all numbers; got {kinds}. Use y.astype(str).")
-    return y
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and math.isnan(value))
 
 
 def _score_fold(
