@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from stepless.extras import needs
+from stepless.held_out import check_rows, cross_fit, divide, pool, refit_fold, score_fold
 from stepless.params import json_params
 from stepless.ranking import is_ranking
 from stepless.rules import Held, Rule, positive_class, read_options
@@ -25,16 +26,11 @@ with needs("stepless's estimators need scikit-learn", "sklearn", "sklearn"):
     from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone, is_classifier
     from sklearn.exceptions import NotFittedError
     from sklearn.model_selection import KFold, ShuffleSplit, StratifiedKFold, StratifiedShuffleSplit, check_cv
-    from sklearn.utils import Bunch, _safe_indexing, check_random_state, get_tags, indexable
+    from sklearn.utils import Bunch, check_random_state, get_tags, indexable
     from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, process_routing
     from sklearn.utils.metaestimators import available_if
     from sklearn.utils.parallel import Parallel, delayed
-    from sklearn.utils.validation import (
-        _check_method_params,
-        check_consistent_length,
-        check_is_fitted,
-        has_fit_parameter,
-    )
+    from sklearn.utils.validation import check_consistent_length, check_is_fitted, has_fit_parameter
 
 _METHODS = ("predict_proba", "decision_function")
 #: The parameters that a saved model takes from the tuned classifier; its others come from the estimator.
@@ -143,10 +139,10 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         self._check_nested()
 
         out = Parallel(n_jobs=self.n_jobs)(
-            delayed(_score_fold)(self.estimator, rule, X, y, train, test, routed.estimator.fit, keep=not self.refit)
+            delayed(score_fold)(self.estimator, rule, X, y, train, test, routed.estimator.fit, keep=not self.refit)
             for train, test in splits
         )
-        held = _pool(rule, [scores for scores, _ in out], [test for _, test in splits], y, weight)
+        held = pool(rule, [scores for scores, _ in out], [test for _, test in splits], y, weight)
         tuning = rule.tune(held)
         nested_scores, nested_score = self._nest(rule, held, splits, X, y, {**fit_params, "sample_weight": weight})
         if isinstance(self.cv, str):
@@ -334,7 +330,7 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         cv, stratify = 5 if self.cv is None else self.cv, rule.task != "multilabel"
         if isinstance(cv, Integral):
             if stratify:
-                _check_rows(y, int(cv))
+                check_rows(y, int(cv))
             if self.random_state is not None:
                 folds = StratifiedKFold if stratify else KFold
                 cv = folds(cv, shuffle=True, random_state=self.random_state)
@@ -374,14 +370,14 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         if self.nested is None:
             return np.array([]), math.nan
         if self.nested == "cross-fit":
-            held = held if len(splits) > 1 else _divide(rule, held)
-            outcomes = [_cross_fit(rule, held, fold) for fold in range(int(held.folds.max()) + 1)]
+            held = held if len(splits) > 1 else divide(rule, held)
+            outcomes = [cross_fit(rule, held, fold) for fold in range(int(held.folds.max()) + 1)]
         else:
             inner = clone(self).set_params(nested=None, n_jobs=None, refit=True)
             if rule.task == "binary":
                 inner.set_params(pos_label=rule.classes[rule.positive])
             outcomes = Parallel(n_jobs=self.n_jobs)(
-                delayed(_refit_fold)(clone(inner), rule, X, y, train, held.rows[held.folds == fold], params)
+                delayed(refit_fold)(clone(inner), rule, X, y, train, held.rows[held.folds == fold], params)
                 for fold, (train, _) in enumerate(splits)
             )
         scores, decided, failed = np.full(len(outcomes), math.nan), np.zeros_like(held.target), ""
@@ -396,69 +392,3 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         if failed:
             warnings.warn(f"nested_score_ is NaN: {failed}", stacklevel=3)
         return scores, math.nan if failed else rule.score(decided, held.target, held.weight)
-
-
-def _check_rows(y: Any, folds: int) -> None:
-    """Raise if a fold's model would see one class only, or if there are fewer rows than folds."""
-    classes, counts = np.unique(y, return_counts=True)
-    if len(classes) == 2 and counts.min() < 2:
-        raise ValueError(
-            "tuning needs two rows of each class, to learn from one and be cut on the other; class"
-            f' {classes[counts.argmin()]!s} has one. Give more rows, or tune a fitted estimator on others: cv="prefit".'
-        )
-    if counts.max() < folds:
-        raise ValueError(f"cv={folds} needs a class of {folds} rows; the largest has {counts.max()}. Lower cv.")
-
-
-def _score_fold(
-    estimator: Any, rule: Rule, X: Any, y: Any, train: Any, test: Any, params: dict[str, Any], *, keep: bool
-) -> tuple[Any, Any]:
-    """Score the rows ``test`` by a model fitted on the rows ``train``, and return the model too with ``keep``."""
-    if train is not None:
-        params = _check_method_params(X, params, indices=train)
-        estimator = clone(estimator).fit(_safe_indexing(X, train), y[train], **params)
-    scores = rule.read(estimator, _safe_indexing(X, test))
-    rule.check_scores(scores, estimator)
-    return scores, estimator if keep else None
-
-
-def _pool(rule: Rule, scores: list[Any], tests: list[Any], y: Any, weight: Any) -> Held:
-    """Join the folds' scores, without rows of weight 0, which must not add cuts."""
-    rows = np.concatenate([np.arange(len(y))[test] for test in tests])
-    folds = np.repeat(np.arange(len(tests)), [len(part) for part in scores])
-    held = Held(np.concatenate(scores), rule.encode(y[rows]), None if weight is None else weight[rows], rows, folds)
-    return held if held.weight is None else held.part(held.weight != 0)
-
-
-def _divide(rule: Rule, held: Held) -> Held:
-    """Divide rows that were held out together into up to five folds."""
-    rows = len(held.rows) if rule.task == "multilabel" else np.unique(held.target, return_counts=True)[1].min()
-    folds = np.zeros(len(held.rows), dtype=np.int64)
-    if rows > 1:
-        cv = (KFold if rule.task == "multilabel" else StratifiedKFold)(min(5, int(rows)))
-        for fold, (_, test) in enumerate(cv.split(folds, held.target)):
-            folds[test] = fold
-    return held._replace(folds=folds)
-
-
-def _cross_fit(rule: Rule, held: Held, fold: int) -> Any:
-    """Decide one fold by a rule tuned on the others; return the error if that fails."""
-    here = held.folds == fold
-    others = held.part(~np.isin(held.rows, held.rows[here]))  # a repeated split holds a row in several folds
-    try:
-        return rule.decide(held.scores[here], rule.tune(others).threshold)
-    except ValueError as error:
-        return error
-
-
-def _refit_fold(
-    model: TunedThreshold, rule: Rule, X: Any, y: Any, train: Any, test: Any, params: dict[str, Any]
-) -> Any:
-    """Decide the rows ``test`` by the whole procedure on the rows ``train``; return the error if that fails."""
-    if len(test) == 0:  # all of the fold's rows have weight 0
-        return None
-    try:
-        model.fit(_safe_indexing(X, train), y[train], **_check_method_params(X, params, indices=train))
-    except ValueError as error:
-        return error
-    return rule.encode(model.predict(_safe_indexing(X, test)))
