@@ -16,6 +16,8 @@ PACK = "anyloss_four"
 SETS = {"1": "#1 Random", "2": "#2 stand-in: creditcard, 20:1", "3": "#3 Breast Cancer", "4": "#4 Diabetes"}
 STAND_IN = "2"
 _NOT_HAD = "Credit Card Fraud 2023 could not be had; another credit-card set stands in, so no number can be compared."
+#: The one number of Table 6 that is another in Table 18: the set, the loss and the metric.
+OF_TABLE_6 = {("mlp", "3", "mse", "f1"): 0.833}
 LOSSES = {
     "delta": "MSE", "mse": "MSE", "bce": "BCE", "accuracy": "L_A", "f1": "L_F1", "f05": "L_F.5", "f2": "L_F2",
     "g_mean": "L_G", "balanced_accuracy": "L_B", "sol:accuracy": "S_A", "sol:f1": "S_F", "sol:balanced_accuracy": "S_B",
@@ -60,20 +62,27 @@ class _Four(Table):
                     if ours is None:
                         continue
                     printed = values[self.protocol["metrics"].index(metric)]
+                    other = OF_TABLE_6.get((self.net, name, kind, metric))
+                    text = f"{printed:.3f}" if other is None else f"{printed:.3f}, in Table 6 {other:.3f}"
+                    both = [printed] if other is None else [printed, other]
                     found.append(
                         judged(
-                            f"{SETS[name]}, {self.net.upper()}: {WORDS[metric]} of {LOSSES[kind]}", f"{printed:.3f}",
-                            f"{ours:.3f}", holds=abs(ours - printed) <= self.protocol["tolerance"],
-                            reason=self._reason(folds, name, kind, metric, printed),
+                            f"{SETS[name]}, {self.net.upper()}: {WORDS[metric]} of {LOSSES[kind]}", text,
+                            f"{ours:.3f}", holds=self._met(ours, both),
+                            reason=self._reason(folds, name, kind, metric, both),
                         )
                     )  # fmt: skip
         if any(cell.startswith(f"{STAND_IN}/") for cell in folds):
             found.append(Verdict("#2 Credit Card, all numbers", "Table 5: 298,531 rows", "–", NOT_RUNNABLE, _NOT_HAD))
         return found
 
-    def _reason(self, folds: Folds, name: str, kind: str, metric: str, printed: float) -> str:
-        """What the counts of the folds say of a number that is not met."""
-        near, cell, again = self.protocol["tolerance"], f"{name}/{kind}", f"{name}/released:{kind}"
+    def _met(self, score: float, printed: list[float]) -> bool:
+        """Whether a score is one of the printed ones."""
+        return any(abs(score - said) <= self.protocol["tolerance"] for said in printed)
+
+    def _reason(self, folds: Folds, name: str, kind: str, metric: str, printed: list[float]) -> str:
+        """What the counts of the folds say of a number that is not met; it may be printed twice, not alike."""
+        cell, again = f"{name}/{kind}", f"{name}/released:{kind}"
         found, same, released = scores(folds, cell, metric), constant(folds, cell, metric), mean(folds, again, metric)
         assert found is not None
         parts = []
@@ -82,7 +91,7 @@ class _Four(Table):
             if (~same).sum() > 1:
                 rest = float(found[~same].mean())
                 text += f"; the mean of the other {FOLDS - same.sum()} is {rest:.3f}" + (
-                    ", as printed" if abs(rest - printed) <= near else ""
+                    ", as printed" if self._met(rest, printed) else ""
                 )
             parts.append(text)
         if released is not None:
@@ -90,12 +99,12 @@ class _Four(Table):
             if same.any():
                 alike = constant(folds, again, metric).sum()
                 text += f", with {alike or 'no'} such fold{'s' if alike > 1 else ''}"
-            ends = RELEASED if abs(released - printed) <= near else f"which is not it either; {NOT_FOUND}"
+            ends = RELEASED if self._met(released, printed) else f"which is not it either; {NOT_FOUND}"
             parts.append(f"{text}, {ends}")
         elif not same.any():
             parts.append(NOT_FOUND)
-            worth = _one_row(folds[cell]["counts"], metric, better=printed > found.mean())
-            if abs(found.mean() - printed) <= 2 * worth:
+            worth = _one_row(folds[cell]["counts"], metric, better=printed[0] > found.mean())
+            if abs(found.mean() - printed[0]) <= 2 * worth:
                 parts.append(f"one row decided otherwise can move it by {worth:.3f}: the gap is that of a row or two")
         if kind.startswith("sol:") and self.net == "slp":
             moved = self.protocol["rates"][name][kind] * self.protocol["sol_epochs"] * self.protocol["sol_batches"]

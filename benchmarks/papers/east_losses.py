@@ -8,7 +8,7 @@ from torch import Tensor
 
 import stepless as sl
 
-#: The targets of EAST's abstract: macro F1, F_0.25 and F_2, accuracy, MCC.
+#: The targets: EAST's abstract names F1, F_0.25, accuracy and MCC; F_2 and the macro average are ours.
 TARGETS = {
     "f1": ("f1", {}),
     "f025": ("f_beta", {"beta": 0.25}),

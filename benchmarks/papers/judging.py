@@ -65,12 +65,13 @@ def sign_test(ours: np.ndarray, theirs: np.ndarray, rope: float, samples: int = 
 
 
 def wins(scores: dict[str, np.ndarray]) -> tuple[dict[str, int], int, dict[str, int]]:
-    """Strict wins of each, sets on which the best is shared, and wins when a shared best counts for all that share."""
+    """Strict wins of each, sets on which the best is shared, and wins where a shared best is the last sharer's."""
     names, table = list(scores), np.stack(list(scores.values()))
     best = np.isclose(table, table.max(0), rtol=0, atol=1e-9)
     alone = best.sum(0) == 1
     strict = {name: int((row & alone).sum()) for name, row in zip(names, best, strict=True)}
-    shared = {name: int(row.sum()) for name, row in zip(names, best, strict=True)}
+    last = len(names) - 1 - best[::-1].argmax(0)
+    shared = {name: int((last == place).sum()) for place, name in enumerate(names)}
     return strict, int((~alone).sum()), shared
 
 
