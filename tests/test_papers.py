@@ -391,3 +391,31 @@ def test_resnet_50_has_the_parameters_of_resnet_50(papers):
     parameters = sum(p.numel() for p in resnet.resnet50().parameters())
     assert parameters == 23_508_032 - 64 * 3 * 49 + 64 * 9 + 2049
     assert resnet.small()(torch.randn(2, 1, 28, 28)).shape == (2,)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# All benchmarks
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_script_reads_its_arguments():
+    """One that does not would run for minutes, and write its results, when asked for help or with a misspelt option."""
+    scripts = [path for path in FOLDER.parent.glob("*/*.py") if "__main__" in path.read_text(encoding="utf-8")]
+    assert len(scripts) > 20
+    for path in scripts:
+        assert "argparse.ArgumentParser(description=__doc__" in path.read_text(encoding="utf-8"), path
+
+
+def test_equal_losses_share_their_rank(monkeypatch):
+    pytest.importorskip("sklearn")
+    monkeypatch.syspath_prepend(str(FOLDER.parent))
+    spec = importlib.util.spec_from_file_location("defaults_run", FOLDER.parent / "defaults" / "run.py")
+    defaults = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(defaults)
+    monkeypatch.setattr(defaults, "METRICS", ("f1",))
+    rows = defaults.summary({"a": {"f1": {"x": [0.5], "y": [0.5], "z": [0.4]}}}).splitlines()[-3:]
+    assert {row.split()[0]: row.split()[-1] for row in rows} == {"x": "1.50", "y": "1.50", "z": "3.00"}
+    folder = FOLDER.parent / "defaults"
+    monkeypatch.undo()
+    found = json.loads((folder / "results.json").read_text(encoding="utf-8"))["folds"]
+    assert defaults.summary(found).strip() == (folder / "summary.txt").read_text(encoding="utf-8").strip()

@@ -93,7 +93,7 @@ def summary(rows, names):
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", type=int, default=20)
     parser.add_argument("--half", choices=HALVES, default="confirmation")
     given = parser.parse_args()

@@ -5,6 +5,7 @@ python benchmarks/contest/page.py
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -406,6 +407,7 @@ def _made(records: Sequence[Record]) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     from pictures import draw  # noqa: PLC0415 - matplotlib is not needed to compare the page with the results
     from results import read_all  # noqa: PLC0415
 

@@ -11,6 +11,7 @@ test fold are ignored.
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.stats import rankdata
 from sklearn.model_selection import StratifiedKFold
 from torch.nn import functional as F
 
@@ -130,7 +132,7 @@ def summary(folds: dict[str, dict[str, dict[str, list[float]]]]) -> str:
     for metric in METRICS:
         labels = list(next(iter(folds.values()))[metric])
         means = np.array([[np.mean(table[metric][label]) for label in labels] for table in folds.values()])
-        ranks = (-means).argsort(1).argsort(1) + 1.0
+        ranks = rankdata(-means.round(9), axis=1)  # those that are equal share their ranks
         lines += [f"\n{metric}, {len(folds)} tables", f"  {'loss':24s}{'mean':>8s}{'rank':>8s}"]
         for i in np.argsort(ranks.mean(0)):
             lines.append(f"  {labels[i]:24s}{means[:, i].mean():8.3f}{ranks[:, i].mean():8.2f}")
@@ -138,6 +140,7 @@ def summary(folds: dict[str, dict[str, dict[str, list[float]]]]) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     started, folds = time.time(), {}
     names = tables()
     for i, name in enumerate(names, 1):

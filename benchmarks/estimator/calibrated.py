@@ -131,7 +131,7 @@ def write(file: str, record: object) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", nargs="+", default=list(TARGETS), choices=list(TARGETS))
     parser.add_argument("--tune", action="store_true")
     arguments = parser.parse_args()

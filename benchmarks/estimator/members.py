@@ -132,7 +132,7 @@ def compare_sklearn() -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     threads = parser.parse_args().threads
     torch.set_num_threads(threads)

@@ -350,7 +350,7 @@ def write(file: Path, record: object) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", nargs="+", default=list(EPOCHS), choices=list(EPOCHS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1, help="arms compared at the same time, each on one core")

@@ -5,6 +5,7 @@ python benchmarks/papers/page.py
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from collections.abc import Sequence
 
@@ -174,6 +175,7 @@ def _draw(table: Table, results: Results) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     everything = read()
     for results in everything:
         if results.cells:

@@ -76,7 +76,7 @@ def peak(run: Callable[[Tensor, Tensor], float], scores: Tensor, target: Tensor)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     device = parser.parse_args().device
     generator = torch.Generator().manual_seed(0)

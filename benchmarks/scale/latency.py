@@ -151,7 +151,7 @@ def write(page: str, results: dict) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--render", action="store_true", help="write the table from results.json")
     if not parser.parse_args().render:
         seconds = measure_all()

@@ -5,6 +5,7 @@ python benchmarks/speed/render.py     writes them between the markers in README.
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -84,4 +85,5 @@ def replaced(text: str) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     README.write_text(replaced(README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -12,6 +12,7 @@ average over the tables.
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import subprocess
@@ -142,6 +143,7 @@ def misses(tables: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     # some tables are not done after 300 steps; that is part of the protocol, and the same for both rules
     warnings.simplefilter("ignore", ConvergenceWarning)
     started, tables = time.time(), {}

@@ -12,6 +12,7 @@ Contestants take turns within one run and each keeps its fastest turn, as in ben
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -116,6 +117,7 @@ def measure() -> dict[str, Any]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     results, missed = measure(), []
     print(f"{ROWS:,} scores; one argsort takes {results['sort_seconds'] * 1e3:.0f} ms")
     print(f"  {'metric':24s}{'ms':>8s}{'sorts':>8s}{'grid, s':>10s}{'grid / ours':>14s}")
