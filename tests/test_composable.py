@@ -335,6 +335,28 @@ def test_a_checkpoint_holds_progress_and_multipliers(task):
     torch.testing.assert_close(resumed(logits, target), trained(logits, target), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("metric", "settings"),
+    [
+        ("f1", {}),
+        ("recall", {"subject_to": "precision >= 0.9", "memory": sl.Memory(), "schedule": sl.Schedule()}),
+        ("auroc", {}),
+    ],
+)
+def test_a_loss_made_on_the_meta_device_is_new_once_it_has_memory(metric, settings):
+    """FSDP and Lightning give memory to such a model, and then ask every module with buffers to fill its own."""
+    with torch.device("meta"):
+        loss_fn = sl.MetricLoss(metric, **settings)
+    loss_fn.to_empty(device="cpu")
+    for buffer in loss_fn.buffers():
+        buffer.fill_(7.0)  # what memory holds that nobody has written to
+    loss_fn.reset_parameters()
+    found, new = (dict(loss.named_buffers()) for loss in (loss_fn, sl.MetricLoss(metric, **settings)))
+    torch.testing.assert_close(found, new, rtol=0, atol=0)
+    logits, target = draw("binary")
+    torch.testing.assert_close(loss_fn(logits, target), sl.MetricLoss(metric, **settings)(logits, target))
+
+
 def test_a_plain_loss_adds_nothing_to_a_checkpoint():
     """So that replacing BCEWithLogitsLoss in a model keeps its checkpoints loadable."""
     assert sl.MetricLoss("f1").state_dict() == {}

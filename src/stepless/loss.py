@@ -232,6 +232,16 @@ class MetricLoss(nn.Module):
             )
         return batch
 
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set progress, multipliers and memory to what they are in a new loss.
+
+        torch and Lightning call it after they have given memory to a model that was made on the device ``"meta"``, as
+        is done for FSDP. Without it, that memory would hold arbitrary numbers.
+        """
+        for name, buffer in self.named_buffers(recurse=False):
+            buffer.fill_(1.0 if name == "multipliers" else 0.0)
+
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Convert the buffers, but never to half precision, in which the memory's counts would overflow."""
 
