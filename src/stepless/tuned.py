@@ -64,7 +64,7 @@ class TunedThreshold(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             ``refit`` is.
         pos_label: Binary: the positive class. Default: 1 (or True) of ``{0, 1}`` or ``{-1, 1}``, else the rarer class.
             Beware where scikit-learn numbers the labels before it fits (VotingClassifier, StackingClassifier,
-            BaggingClassifier, `cross_val_predict`): the default is then 1, the last label in sorted order.
+            BaggingClassifier, ``cross_val_predict``): the default is then 1, the last label in sorted order.
         response_method: ``"predict_proba"``, ``"decision_function"``, or ``"auto"`` for the first one that exists.
         refit: Whether to fit on all rows at the end. False keeps the model of a ``cv`` that splits once.
         nested: How to compute `nested_score_`: ``"cross-fit"``, ``"full"``, or None for not at all.

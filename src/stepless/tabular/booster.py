@@ -73,7 +73,7 @@ class MetricBooster(Predicting):
         metric_options: Options of the metric, such as ``{"beta": 2}``, or ``{"maximize": False}`` for a formula.
         pos_label: Binary: the positive class. Default: 1 (or True) of ``{0, 1}`` or ``{-1, 1}``, else the rarer class.
             Beware where scikit-learn numbers the labels before it fits (VotingClassifier, StackingClassifier,
-            BaggingClassifier, `cross_val_predict`): the default is then 1, the last label in sorted order.
+            BaggingClassifier, ``cross_val_predict``): the default is then 1, the last label in sorted order.
         calibrate: Whether to calibrate probabilities on held-out rows. Otherwise those of the cost form are shifted, so
             that ½ is where the metric wants the threshold.
         n_jobs: How many threads the library uses. Default: 1; −1 for all cores.

@@ -110,7 +110,7 @@ class MetricClassifier(Predicting):
         metric_options: Options of the metric, such as ``{"beta": 2}``, or ``{"maximize": False}`` for a formula.
         pos_label: Binary: the positive class. Default: 1 (or True) of ``{0, 1}`` or ``{-1, 1}``, else the rarer class.
             Beware where scikit-learn numbers the labels before it fits (VotingClassifier, StackingClassifier,
-            BaggingClassifier, `cross_val_predict`): the default is then 1, the last label in sorted order.
+            BaggingClassifier, ``cross_val_predict``): the default is then 1, the last label in sorted order.
         preprocess: Whether to standardise numbers and handle categories and missing values. Without it, columns must be
             numbers without missing values, and are used unchanged.
         calibrate: Whether to calibrate probabilities on held-out rows.
