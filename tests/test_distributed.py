@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import stepless as sl
@@ -176,6 +177,45 @@ def test_a_process_group_is_a_batch_of_its_own():
         assert loss == pytest.approx(expected.item(), rel=1e-12)
         torch.testing.assert_close(torch.tensor(grad, dtype=torch.float64), model.weight.grad, rtol=1e-12, atol=1e-14)
         assert "process group that this rank is not a member of; pass the group it belongs to" in refused
+
+
+def spread(rank):
+    """Scores of a model whose weights and rows are DTensors, and what the error says to do with them."""
+    mesh = init_device_mesh("cpu", (2,))
+    x, target = draw("binary", torch.float64)
+    by_rows, refused, found = [Shard(0)], "", []
+    for way in ("as they are", "rows", "whole"):
+        _, model = make("binary", torch.float64)
+        weight = distribute_tensor(model.weight.detach(), mesh, [Replicate()]).requires_grad_()
+        scores = distribute_tensor(x, mesh, by_rows) @ weight.T
+        if way == "rows":
+            truth = distribute_tensor(target, mesh, by_rows).to_local()
+            loss = sl.MetricLoss("f1", gradients="sum")(scores.to_local(), truth)
+        elif way == "whole":
+            loss = sl.MetricLoss("f1", sync=False)(scores.full_tensor(), target)
+        else:
+            try:
+                sl.MetricLoss("f1")(scores, distribute_tensor(target, mesh, by_rows))
+            except TypeError as error:
+                refused = str(error)
+            continue
+        loss.backward()
+        found.append((loss.item(), weight.grad.full_tensor().tolist()))
+    return refused, found
+
+
+def test_scores_that_are_spread_over_ranks_say_what_to_pass():
+    x, target = draw("binary", torch.float64)
+    _, model = make("binary", torch.float64)
+    expected = sl.MetricLoss("f1")(x @ model.weight.T, target)
+    expected.backward()
+    for refused, found in ranks.run(spread, 2):
+        assert "the scores are a DTensor, which is spread over ranks already" in refused
+        for loss, grad in found:
+            assert loss == pytest.approx(expected.item(), rel=1e-12)
+            torch.testing.assert_close(
+                torch.tensor(grad, dtype=torch.float64), model.weight.grad, rtol=1e-12, atol=1e-14
+            )
 
 
 def ranking(rank):

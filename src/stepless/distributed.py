@@ -62,6 +62,12 @@ class StateReducer:
         if ranks == 1:
             return state
         local = state.vector
+        if hasattr(local, "full_tensor"):
+            raise TypeError(
+                "the scores are a DTensor, which is spread over ranks already, while the loss adds up plain tensors of"
+                " every rank's own rows. If the DTensor is sharded by rows, pass to_local() of scores and target, with"
+                ' gradients="sum"; otherwise full_tensor(), with sync=False or the group of ranks with other rows.'
+            )
         total = local.detach().clone()
         dist.all_reduce(total, group=self.group)
         self._last = state.with_vector(total), follow
