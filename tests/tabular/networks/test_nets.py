@@ -1,6 +1,7 @@
 """Many networks as one are the networks one by one."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -251,6 +252,103 @@ def test_a_module_that_vmap_runs_on_shared_rows_only_is_looped():
     x = random_rows(2, 5, 4)
     assert members(x[0]).shape == (2, 5, 1)  # vmap does not batch the rows, so Python may look at them
     torch.testing.assert_close(members(x), torch.stack([members(part)[i] for i, part in enumerate(x)]))
+
+
+class Moving(nn.Linear):
+    """Running means that are assigned, as in ``self.mean = …``, and not written into the buffer."""
+
+    def __init__(self, looped=False):
+        super().__init__(4, 2)
+        self.looped = looped
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        if self.looped:
+            x.sum().item()  # which vmap cannot do
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return super().forward(x - self.mean)
+
+
+@pytest.mark.parametrize("looped", [False, True])
+def test_a_buffer_may_be_assigned(looped):
+    members = FactoryMembers(lambda: Moving(looped), 3, (0, 1, 2))
+    x = random_rows(3, 10, 4)
+    for _ in range(2):
+        members.run(x)
+    assert members._looped == looped
+    torch.testing.assert_close(members.tensors()["mean"], 0.19 * x.mean(1))
+
+
+def test_a_buffer_that_becomes_another_is_refused():
+    class Growing(Moving):
+        def forward(self, x):
+            self.mean = x
+            return nn.Linear.forward(self, x)
+
+    with pytest.raises(ValueError, match=r"its buffer mean torch.float32 of shape \(4,\), .* of shape \(5, 4\)"):
+        FactoryMembers(Growing, 2, (0, 1))(random_rows(5, 4))
+
+
+@pytest.mark.parametrize("looped", [False, True])
+def test_a_module_may_change_its_rows_in_place(looped):
+    class Scaling(nn.Linear):
+        def forward(self, x):
+            scale = x.sum().item() if looped else 2.0
+            return super().forward(x.mul_(scale))
+
+    members = FactoryMembers(lambda: Scaling(4, 1), 3, (0, 1, 2))
+    x = random_rows(5, 4)
+    kept = x.clone()
+    together = members(x)
+    assert torch.equal(x, kept)
+    torch.testing.assert_close(together, members(x.expand(3, -1, -1)))
+
+
+def test_threads_may_share_members():
+    members = FactoryMembers(lambda: nn.Sequential(nn.LSTM(4, 8), Last(), nn.Linear(8, 1)), 3, (0, 1, 2)).eval()
+    parts = [random_rows(200, 4, seed=seed) for seed in range(40)]
+    with torch.no_grad():
+        expected = [members(part) for part in parts]
+        state = torch.get_rng_state()
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(torch.no_grad()(members), parts))
+    assert all(torch.equal(own, theirs) for own, theirs in zip(found, expected, strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class Last(nn.Module):
+    """The outputs of a recurrent layer without its states."""
+
+    def forward(self, both):
+        return both[0]
+
+
+def test_numbers_that_are_no_weights_are_refused():
+    class Chosen(nn.Linear):
+        def __init__(self):
+            super().__init__(2, 1)
+            self.columns = torch.randperm(40)[:2]
+
+        def forward(self, x):
+            return super().forward(x[:, self.columns])
+
+    class Kept(Chosen):
+        def __init__(self):
+            super().__init__()
+            columns = self.columns
+            del self.columns
+            self.register_buffer("columns", columns)
+
+    class Drawing(nn.Linear):
+        def forward(self, x):
+            return super().forward(nn.functional.dropout(x, training=True))
+
+    x = random_rows(20, 40)
+    with pytest.raises(ValueError, match=r"neither parameters nor buffers.*register_buffer"):
+        FactoryMembers(Chosen, 2, (5, 6)).check_rebuilt(Chosen, x)
+    for factory in (Kept, lambda: Drawing(40, 1)):
+        FactoryMembers(factory, 2, (5, 6)).check_rebuilt(factory, x)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

@@ -34,6 +34,8 @@ Rows = NDArray[np.int64]
 
 #: The most feature values that held-out rows are scored with at once.
 _CHUNK = 2**22
+#: With this many rows it is checked that a factory's networks are the same when they are built anew.
+_CHECKED_ROWS = 64
 #: With at least this many rows, and this many per distinct row, equal rows are draws and not one row repeated.
 _MANY, _OF_A_KIND = 100, 10
 #: About how many steps training takes if the number of epochs is not given.
@@ -226,8 +228,10 @@ def fit_ensembles(
     counted = [sum(place // len(folds) == group for place in own_places) for group in range(count)]
     losses = Losses([(made, size) for made, size in zip(objectives.values(), counted, strict=True) if size])
     where = own_device(device)
+    _check_rebuilt(members, net, sizes, data.matrix)
     history = train(members, data, losses, plan, seeds, device=where, checkpoint=checkpoint, report=report)
     members = members.to("cpu")
+    _check_rebuilt(members, net, sizes, data.matrix)  # again, since a last layer may start at 0
     own_tensors = members.tensors()
     tests = [torch.from_numpy(folds[place % len(folds)]) for place in own_places]
     logits, history, tensors = _gather_all(_held_logits(members, data.matrix, tests), history, own_tensors, total)
@@ -277,6 +281,14 @@ def _make_members(
     if found != outputs:
         raise ValueError(f"the factory's module must give {outputs} logits a row for this task; it gave {found}.")
     return members
+
+
+def _check_rebuilt(
+    members: Members | FactoryMembers, net: Architecture | Factory, sizes: tuple[int, int], matrix: Tensor
+) -> None:
+    """Raise unless a factory builds networks that only their weights tell apart, as predicting needs them."""
+    if isinstance(members, FactoryMembers) and not isinstance(net, Architecture):
+        members.check_rebuilt(sized(net, *sizes), matrix[:_CHECKED_ROWS])
 
 
 def _divide(

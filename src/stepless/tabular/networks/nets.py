@@ -8,6 +8,7 @@ of members computes what a loop over them would.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
@@ -24,6 +25,10 @@ Factory = Callable[[], nn.Module]  #: builds a new network on every call
 
 #: The default hidden layers of an "mlp".
 HIDDEN = (64, 64)
+
+#: Held while a factory's modules are built or called: a call puts the members' weights into one module, and seeds
+#: torch's random numbers, which belong to all threads.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -335,12 +340,29 @@ class FactoryMembers(nn.Module):
         """Weights and buffers by the module's own names, stacked over members, on the CPU, as `from_tensors` takes."""
         return {name: value.detach().cpu().contiguous() for name, value in self._stacked().items()}
 
+    @torch.no_grad()
+    def check_rebuilt(self, factory: Factory, x: Tensor) -> None:
+        """Raise if modules that the factory builds anew, with these weights, score rows otherwise."""
+        again = FactoryMembers.from_tensors(factory, self.tensors()).eval()
+        again._looped = self._looped
+        again._generator.set_state(self._generator.get_state())  # for modules that draw in evaluation, too
+        if not torch.allclose(self.eval()(x), again(x), 1e-3, 1e-3, equal_nan=True):
+            raise ValueError(
+                "the factory's module scores rows otherwise when it is built anew with the same weights: it has"
+                " numbers, such as columns drawn at random, that are neither parameters nor buffers, and would be lost."
+                " Keep them by register_buffer."
+            )
+
     def reseed(self, epoch: int) -> None:
         """Reset the random numbers for an epoch; they depend only on the seeds and the epoch."""
         self._generator = torch.Generator().manual_seed(mixed(epoch, *self._seeds))
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the logits of every member."""
+        with _ONE_AT_A_TIME:
+            return self._forward(x)
+
+    def _forward(self, x: Tensor) -> Tensor:
         self.template.train(self.training)
         seed = int(torch.randint(2**62, (), generator=self._generator))
         kind = self.training, x.dim()  # vmap may be able to run a module in one mode only, or only on shared rows
@@ -379,21 +401,34 @@ class FactoryMembers(nn.Module):
     def _stacked(self) -> dict[str, Tensor]:
         return dict(zip(self._names, [*self.values, *self.buffers()], strict=True))
 
-    def _seeded(self, seed: int, x: Tensor, *, together: bool) -> Tensor:
-        def one(state: dict[str, Tensor], part: Tensor) -> Tensor:
-            return _checked(functional_call(self.template, state, (part,)), part)
+    def _one(self, state: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Compute the logits of one member, and keep what its module has assigned to its buffers."""
+        after = dict(state)
+        # a copy, since a module that changes its rows in place would change those of the next one, too
+        logits = _checked(functional_call(self.template, after, (x.clone(),)), x)
+        for name in self._names[len(self.values) :]:
+            own, value = state[name], after[name]
+            if (value.shape, value.dtype) != (own.shape, own.dtype):
+                raise ValueError(
+                    f"the factory's module must leave its buffer {name} {own.dtype} of shape {tuple(own.shape)}, as it"
+                    f" was registered; it made it {value.dtype} of shape {tuple(value.shape)}."
+                )
+            if value is not own:
+                own.copy_(value.detach())
+        return logits
 
+    def _seeded(self, seed: int, x: Tensor, *, together: bool) -> Tensor:
         state, shared = self._stacked(), x.dim() == 2
         with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
             torch.manual_seed(seed)
             if together:
-                return torch.func.vmap(one, in_dims=(0, None if shared else 0), randomness="different")(state, x)
+                return torch.func.vmap(self._one, in_dims=(0, None if shared else 0), randomness="different")(state, x)
             members = [{name: value[m] for name, value in state.items()} for m in range(self.n)]
-            return torch.stack([one(own, x if shared else x[m]) for m, own in enumerate(members)])
+            return torch.stack([self._one(own, x if shared else x[m]) for m, own in enumerate(members)])
 
 
 def _built(factory: Factory, seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
+    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = factory()
     if not isinstance(module, nn.Module):
