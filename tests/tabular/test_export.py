@@ -143,6 +143,23 @@ class TestLabels:
                 with pytest.raises(ValueError, match=r"\(Counted\) for one number of rows alone.* x\.shape\[0\]"):
                     to_onnx(model, tmp_path / "model.onnx")
 
+    def test_nets_of_a_factory_that_share_weights(self, tmp_path):
+        X = np.random.default_rng(0).normal(size=(300, 4))
+
+        class Sharing(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+                self.second.weight = self.first.weight
+                self.register_buffer("scale", torch.rand(4), persistent=False)
+
+            def forward(self, x):
+                x.mul_(self.scale)  # in place
+                return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+        member = FactoryMember(Sharing, FactoryMembers(Sharing, 2, seeds=(0, 1)).tensors(), 4, 1)
+        check(make_model(X=X, members=(member,), weights=(1.0,), threshold=0.5), X, tmp_path, tolerance=1e-6)
+
 
 class TestColumns:
     def test_many_levels(self, tmp_path):

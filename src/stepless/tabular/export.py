@@ -286,12 +286,17 @@ class _Stack(nn.Module):
         self.outputs = member.outputs
         nets = [member.build() for _ in next(iter(member.tensors.values()))]
         for place, net in enumerate(nets):
-            net.load_state_dict({name: tensor[place] for name, tensor in member.tensors.items()})
+            # by these names, and not by those of load_state_dict, which knows shared weights by all of their names, and
+            # buffers that are not persistent by none
+            own = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+            for name, tensor in member.tensors.items():
+                own[name].detach().copy_(tensor[place])
         self.nets = nn.ModuleList(nets)
 
     def forward(self, x: Tensor) -> Tensor:
         # −1, since len(x) would be a number of Python's, for which torch exports a graph of that many rows alone
-        return torch.stack([net(x).reshape(-1, self.outputs) for net in self.nets])
+        # a copy of the rows, which a net may change in place
+        return torch.stack([net(x.clone()).reshape(-1, self.outputs) for net in self.nets])
 
 
 def _factory_nets(graph: _Graph, matrix: str, member: FactoryMember) -> str:
