@@ -233,6 +233,10 @@ def test_offsets_may_be_given():
     X, y = make_classification(200, 6, n_informative=4, n_classes=3, random_state=0)
     model = quick(threshold=(0.0, 0.5, -0.2)).fit(X, y)
     assert model.best_threshold_.tolist() == [0.0, 0.5, -0.2]
+    for again in (quick(threshold=model.best_threshold_), sl.MetricBooster(threshold=model.best_threshold_)):
+        assert again.fit(X, y).best_threshold_.tolist() == [0.0, 0.5, -0.2]
+    with pytest.raises(ValueError, match="constraints are met by moving the threshold"):
+        quick(threshold=model.best_threshold_, subject_to="accuracy >= 0.5").fit(X, y)
     with pytest.raises(ValueError, match="one number for each of the 3 classes or labels"):
         quick(threshold=(0.0, 0.5)).fit(X, y)
 
@@ -372,6 +376,23 @@ def test_a_factory_for_several_classes(classes):
         TypeError, match="called without arguments, or with the numbers of inputs and outputs; it takes 1"
     ):
         quick(model=lambda inputs: nn.Linear(inputs, 3)).fit(X, y)
+
+
+def test_a_factory_of_networks_that_are_more_than_their_weights(binary):
+    """Their predictions would be those of other networks than were trained."""
+    X, y = binary
+
+    class Chosen(nn.Linear):
+        def __init__(self):
+            super().__init__(2, 1)
+            self.columns = torch.randperm(8)[:2]
+            nn.init.zeros_(self.weight)  # before training they are all alike
+
+        def forward(self, x):
+            return super().forward(x[:, self.columns])
+
+    with pytest.raises(ValueError, match="neither parameters nor buffers"):
+        quick(model=Chosen).fit(X, y)
 
 
 @pytest.mark.parametrize("names", [("cross_entropy",), ("metric",), ("blend", "cost_weighted"), ("mixture",)])

@@ -176,7 +176,7 @@ class MetricBooster(Predicting):
             rule, features, [growth.ensemble.member for growth in growths], [1 / len(growths)] * len(growths),
             self.library, calibration=choice.calibration, threshold=choice.threshold, score=choice.option.score,
         )  # fmt: skip
-        if folds and self.threshold == "expected" and rule.task == "binary" and rule.subject_to is None:
+        if folds and self._named("expected") and rule.task == "binary" and rule.subject_to is None:
             model = _with_both_decisions(model, table, weight, rule.positive)
         self.rounds_ = {form: growth.rounds for form, growth in zip(forms, growths, strict=True)}
         self.history_ = {form: growth.scores for form, growth in zip(forms, growths, strict=True)}
@@ -237,7 +237,11 @@ class MetricBooster(Predicting):
     def _watch(self) -> Watch:
         if self.subject_to is not None:
             return "loss"
-        return "half" if self.threshold == "half" else "cut"
+        return "half" if self._named("half") else "cut"
+
+    def _named(self, cut: str) -> bool:
+        """Whether ``threshold`` is this name; an array is not compared with one."""
+        return isinstance(self.threshold, str) and self.threshold == cut
 
     def _choose(
         self,
@@ -258,9 +262,9 @@ class MetricBooster(Predicting):
         numbers = np.repeat(np.arange(len(folds)), [len(fold) for fold in folds]) if folds else np.zeros(len(rows), int)
         y, w = target[rows], None if weight is None else weight[rows]
         free = rule.subject_to is None  # constraints need a threshold that is tuned on true labels
-        if self.threshold == "expected" and folds and free and foreseeable(rule, calibrate=self.calibrate):
+        if self._named("expected") and folds and free and foreseeable(rule, calibrate=self.calibrate):
             return expected(held, rule, y, w, numbers, calibrate=self.calibrate)
-        cut: Any = "tuned" if self.threshold == "expected" else self.threshold
+        cut: Any = "tuned" if self._named("expected") else self.threshold
         if not folds and free and isinstance(cut, str):
             cut = "half"  # training rows say nothing about the best threshold
         average = Ensemble("average", growths[0].ensemble.member, held)

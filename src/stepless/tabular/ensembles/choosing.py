@@ -120,7 +120,7 @@ def check_cut(cut: Any, rule: Rule) -> tuple[Constraint, ...]:
             f" one a label, offsets of the classes, or a Tuning; got {cut!r}."
         )
     constraints = parse_constraints(rule.subject_to)
-    if constraints and (cut == "half" or not named):
+    if constraints and (not named or cut == "half"):
         shown = f'"{cut}"' if named else repr(cut)
         raise ValueError(f"constraints are met by moving the threshold; threshold={shown} leaves it where it is.")
     if not named:
@@ -172,10 +172,10 @@ def choose(
         ways = [("stack", stack_weights([e.held for e in ensembles], target, weight, rule.task))]
     elif count > 1:
         ways.append(("average", (1 / count,) * count))
+    if not isinstance(cut, str):  # asked first: an array is not compared with a name
+        return _best_given(ensembles, ways, rule, target, weight, given_cut(cut, rule), calibrate=calibrate)
     if cut == "expected" and foreseeable(rule, calibrate=calibrate) and not constraints and _can_tune(rule, target):
         return _best_expected(ensembles, ways, rule, target, weight, folds, calibrate=calibrate)
-    if not isinstance(cut, str):
-        return _best_given(ensembles, ways, rule, target, weight, given_cut(cut, rule), calibrate=calibrate)
     tuned = [True] if constraints or cut == "tuned" else [False] if cut == "half" else [False, True]
     if not constraints and not _can_tune(rule, target):
         tuned = [False]
