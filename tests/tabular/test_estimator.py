@@ -478,6 +478,14 @@ def test_the_rows_of_all_calls_of_partial_fit_are_weighed_against_each_other(bin
     assert copies._last.pool.weight[300:].sum() == 300
 
 
+def test_partial_fit_needs_as_many_distinct_rows_as_folds(binary):
+    X, y = binary
+    model = quick(n_members=4).partial_fit(X[:100], y[:100])
+    with pytest.raises(ValueError, match=r"with 4 networks of each loss, .* there are 3 distinct rows; give as many"):
+        model.partial_fit(np.repeat(X[:3], 5, 0), np.repeat([0, 1, 0], 5))
+    model.partial_fit(X[:4], y[:4])
+
+
 def test_partial_fit_of_rows_that_lack_a_class(classes):
     X, y = classes
     order = np.argsort(y, kind="stable")

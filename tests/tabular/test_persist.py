@@ -161,6 +161,25 @@ def test_a_factorys_nets_are_saved_without_the_factory(tmp_path):
         load_model(tmp_path / "m")
 
 
+def test_a_factorys_nets_may_have_infinite_buffers(tmp_path):
+    class Masked(nn.Linear):
+        def __init__(self):
+            super().__init__(7, 1)
+            self.register_buffer("mask", torch.full((7,), -torch.inf))
+
+        def forward(self, x):
+            return super().forward(x + self.mask.exp())
+
+    def made(**changed):
+        tensors = {**FactoryMembers(Masked, 3, seeds=(0, 1, 2)).tensors(), **changed}
+        return make_model(members=(FactoryMember(Masked, tensors, 7, 1),), weights=(1.0,))
+
+    save_model(made(), tmp_path / "m")
+    same(made(), load_model(tmp_path / "m", model=Masked))
+    with pytest.raises(ValueError, match=r"weights must be finite; those of 'mask' are not"):
+        save_model(made(mask=torch.full((3, 7), torch.nan)), tmp_path / "m")
+
+
 def test_another_factory_is_refused(tmp_path):
     save_model(factory_model(), tmp_path / "m")
     with pytest.raises(ModelFileError, match=r"the factory's module does not fit the saved one: 0\.bias, 0\.weight, "):

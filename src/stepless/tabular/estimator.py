@@ -307,6 +307,11 @@ class MetricClassifier(Predicting):
         names = lineup(self.candidates, rule, len(matrix), networks_alone=alone)
         losses = tuple(name for name in names if name in CANDIDATES)
         nets = (losses, len(folds), net)
+        if last is not None and len(folds) < min(last.nets[1], self.n_members):
+            raise ValueError(
+                f"training goes on with {last.nets[1]} networks of each loss, each without one fold of the rows, and"
+                f" there are {len(matrix)} distinct rows; give as many distinct rows, or more."
+            )
         if last is not None and nets != last.nets:
             raise ValueError(
                 "training goes on with the networks there are: candidates, n_members, model, hidden and dropout must"

@@ -174,7 +174,7 @@ class FactoryMember(_Stacked):
         sizes = [entry[name] for name in ("inputs", "outputs")]
         if not all(type(size) is int and size > 0 for size in sizes):
             raise ValueError(f"inputs and outputs must be whole numbers above 0; got {str(sizes)[:100]}.")
-        tensors = read_stacked(files, entry["file"])
+        tensors = read_stacked(files, entry["file"], infinite=True)  # as in the mask of an attention
         # one net first, to find tensors that do not fit before thousands of nets are built
         FactoryMembers.from_tensors(sized(factory, *sizes), {name: tensor[:1] for name, tensor in tensors.items()})
         member = cls(factory, tensors, *sizes)
@@ -223,17 +223,20 @@ def _write_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     return safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
 
 
-def read_stacked(files: Files, file: Any) -> dict[str, Tensor]:
+def read_stacked(files: Files, file: Any, *, infinite: bool = False) -> dict[str, Tensor]:
     """The tensors of a safetensors file, whose first dimension is over nets and has the same size in all of them."""
-    tensors = read_tensors(files, file)
+    tensors = read_tensors(files, file, infinite=infinite)
     found = {len(tensor) if tensor.dim() else 0 for tensor in tensors.values()}
     if len(found) > 1 or not 1 <= max(found) <= _MOST_NETS:
         raise ValueError(f"{file} must hold 1 to {_MOST_NETS} nets, as many in each tensor; got {sorted(found)[:10]}.")
     return tensors
 
 
-def read_tensors(files: Files, file: Any) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, by name; raise a ValueError if there are none, or if one is not finite."""
+def read_tensors(files: Files, file: Any, *, infinite: bool = False) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, by name; raise a ValueError if there are none.
+
+    Raise one, too, if a tensor is not finite; with ``infinite`` only if one holds NaN.
+    """
     if not isinstance(file, str) or file not in files:
         raise ValueError(f"a member's file must be one of its own, {', '.join(files)}; got {str(file)[:100]!r}.")
     try:
@@ -250,7 +253,7 @@ def read_tensors(files: Files, file: Any) -> dict[str, Tensor]:
         if 0 in shape:  # such a shape takes no bytes, however large its other sizes
             raise ValueError(f"tensors must not be empty; got shape {tuple(shape)} for {name[:100]!r}.")
         tensor = torch.frombuffer(part["data"], dtype=dtype).reshape(shape)
-        if not torch.isfinite(tensor).all():
+        if not (~tensor.isnan() if infinite else tensor.isfinite()).all():
             raise ValueError(f"weights must be finite; those of {name[:100]!r} are not. Did training diverge?")
         tensors[name] = tensor
     if not tensors:
