@@ -222,6 +222,13 @@ class TestColumns:
         with pytest.raises(ValueError, match="column 'age' held numbers when the model was fitted; got text"):
             feed(features, read_table(frame().assign(age="old")))
 
+    def test_text_that_is_all_missing_where_numbers_were(self, tmp_path):
+        pl = pytest.importorskip("polars")
+        for columns in (["age"], ["age", "city"]):
+            X = frame()[columns]
+            empty = pl.from_pandas(X).with_columns(pl.lit(None, dtype=pl.String).alias("age"))
+            check(make_model(X=X), empty, tmp_path)
+
     def test_wrong_columns(self):
         features = fit_features(read_table(frame()))
         with pytest.raises(ValueError, match="feature names should match"):

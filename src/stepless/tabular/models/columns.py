@@ -78,7 +78,7 @@ class Number:
         return [name, f"{name} (missing)"][: self.width]
 
     def write(self, table: Table, i: int, out: Array) -> None:
-        values = _numbers(table, i)
+        values = numbers_of(table, i)
         missing = np.isnan(values)
         out[:, 0] = _both_parts(np.where(missing, self.fill, values), self.mean, self.scale, self.inner)
         if self.flag:
@@ -274,7 +274,8 @@ def fit_category(values: Array, weight: Array | None, max_levels: int) -> Catego
     return Category(levels, other=len(ranked) > max_levels, missing=None in found)
 
 
-def _numbers(table: Table, i: int) -> Array:
+def numbers_of(table: Table, i: int) -> Array:
+    """Column ``i`` in float64, with NaN for missing; text is an error, unless all of it is missing."""
     values = table.column(i)
     if table.kinds[i] == "number":
         return values.astype(np.float64, copy=False)

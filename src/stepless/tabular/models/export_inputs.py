@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepless.tabular.models.columns import Category
+from stepless.tabular.models.columns import Category, numbers_of
 from stepless.tabular.models.preprocessing import Features
 from stepless.tabular.tables.frames import Table
 
@@ -26,7 +26,9 @@ def feed(features: Features, table: Table) -> dict[str, NDArray[Any]]:
     features.check(table)
     names = input_names(features)
     if all_numbers(features):
-        return {names[0]: np.asarray(table.matrix(), np.float64)}
+        if set(table.kinds) == {"number"}:
+            return {names[0]: np.asarray(table.matrix(), np.float64)}
+        return {names[0]: np.stack([numbers_of(table, i) for i in range(table.width)], 1)}
     inputs: dict[str, NDArray[Any]] = {}
     for i, (name, column) in enumerate(zip(names, features.columns, strict=True)):
         if isinstance(column, Category):
@@ -34,10 +36,8 @@ def feed(features: Features, table: Table) -> dict[str, NDArray[Any]]:
             unseen = _unused({*column.levels, missing})  # for an unseen text that would stand for missing
             texts = [missing if v is None else unseen if v == missing else v for v in table.text(i)]
             values: NDArray[Any] = np.array(texts, object)
-        elif table.kinds[i] == "number":
-            values = table.column(i).astype(np.float64)
         else:
-            raise ValueError(f"{table.label(i)} held numbers when the model was fitted; got text.")
+            values = numbers_of(table, i)
         inputs[name] = values[:, None]
     return inputs
 
