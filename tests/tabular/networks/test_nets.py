@@ -351,6 +351,41 @@ def test_numbers_that_are_no_weights_are_refused():
         FactoryMembers(factory, 2, (5, 6)).check_rebuilt(factory, x)
 
 
+class AloneBackward(torch.autograd.Function):
+    """A gradient that vmap cannot find, as that of torch's attention on CUDA."""
+
+    @staticmethod
+    def forward(z):
+        return z.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, slope):
+        if slope.dim() == 3:
+            raise RuntimeError("of one member alone")
+        return 2 * slope
+
+    @staticmethod
+    def vmap(info, dims, z):
+        return AloneBackward.apply(z), dims[0]
+
+
+def test_a_module_whose_gradient_vmap_cannot_find_is_looped():
+    class Alone(nn.Linear):
+        def forward(self, x):
+            return AloneBackward.apply(super().forward(x))
+
+    members = FactoryMembers(lambda: Alone(4, 1), 2, (0, 1))
+    x, slope = random_rows(2, 5, 4), random_rows(2, 5, 1, seed=1)
+    logits, tape = members.run(x)
+    torch.testing.assert_close(logits, members.eval()(x))
+    weights, _ = members.pull(tape, slope)
+    torch.testing.assert_close(weights, 2 * (slope.mT @ x))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_logits_of_another_precision_become_that_of_the_rows(dtype):
     members = FactoryMembers(lambda: CastLinear(dtype), 2, (0, 1))

@@ -371,6 +371,8 @@ class FactoryMembers(nn.Module):
         kept = [buffer.clone() for buffer in self.buffers()]
         try:
             logits = self._seeded(seed, x, together=True)
+            if self.training and logits.requires_grad:  # vmap runs torch's attention on CUDA, but not its gradient
+                self._gradients(logits, torch.zeros_like(logits), retain_graph=True)
             self._vmapped.add(kind)
         except Exception:  # of vmap, or of the module itself, which raises it again in the loop
             for buffer, value in zip(self.buffers(), kept, strict=True):
@@ -394,8 +396,11 @@ class FactoryMembers(nn.Module):
         They are contiguous, as the parameters are: vmap gives those of a linear layer transposed in memory, and torch's
         fused AdamW takes entries by their place there. On the CPU it does not check, and would mix them up.
         """
+        return self._gradients(tape.values[0], slope)
+
+    def _gradients(self, logits: Tensor, slope: Tensor, *, retain_graph: bool = False) -> list[Tensor]:
         trained = [value for value in self.values if value.requires_grad]
-        found = torch.autograd.grad(tape.values[0], trained, slope, allow_unused=True)
+        found = torch.autograd.grad(logits, trained, slope, retain_graph, allow_unused=True)
         return [torch.zeros_like(v) if g is None else g.contiguous() for g, v in zip(found, trained, strict=True)]
 
     def _stacked(self) -> dict[str, Tensor]:
