@@ -217,15 +217,33 @@ def test_the_graphs_of_torch_compile_keep_what_a_loss_remembers(kept):
     torch.testing.assert_close(loss_fn.state_dict(), eager.state_dict(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_second_derivative():
-    scores, target = on_gpu((41,))
-    loss_fn = sl.MetricLoss("f1", step="sigmoid")
-    found = []
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+@pytest.mark.parametrize(
+    ("settings", "way"),
+    [
+        ({"metric": "f1"}, TRITON_DECISIONS),
+        ({"metric": "f1", "blend": 0.3}, f"{TRITON_COUNTS}: the loss has a blend"),
+        ({"metric": "mcc", "task": "multilabel"}, TRITON_DECISIONS),
+        ({"metric": "f1", "task": "multiclass", "blend": 0.3, "ignore_index": 1}, TRITON_CLASSES),
+        ({"metric": "mcc", "task": "multiclass", "blend": 0.0}, TRITON_CLASSES),
+    ],
+    ids=str,
+)
+def test_second_derivatives_and_batches_of_gradients(settings, way, layout):
+    loss_fn = sl.MetricLoss(**settings, step="sigmoid")
+    scores, target = classes_on_gpu(41, 3) if settings.get("task") == "multiclass" else on_gpu((41, 3))
+    if layout == "columns":
+        scores = scores.t().contiguous().t()
+    assert loss_fn.path_for(scores, target) == way
+    found, factors = [], torch.tensor([1.0, 2.0], device="cuda")
     for run in (loss_fn, lambda *batch: plain(loss_fn, *batch)):
-        leaf = scores.clone().requires_grad_()
-        first = torch.autograd.grad(run(leaf, target), leaf, create_graph=True)[0]
-        found.append(torch.autograd.grad(first.square().sum(), leaf)[0])
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-8)
+        leaf = scores.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+        loss = run(leaf, target)
+        many = torch.autograd.grad(loss, leaf, factors, is_grads_batched=True, retain_graph=True)[0]
+        first = torch.autograd.grad(loss, leaf, create_graph=True)[0]
+        # as a penalty beside the loss: a gradient without a graph would be no error there
+        found.append((many, torch.autograd.grad(loss + 100 * first.square().sum(), leaf)[0]))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-7)
 
 
 def test_classes_take_no_more_memory_than_cross_entropy():

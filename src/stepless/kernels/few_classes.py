@@ -27,8 +27,8 @@ def fused_class_loss(batch: Batch, objective: Objective) -> Tensor:
     return loss_in_one_node(batch, objective, _NODE)
 
 
-def _plain_loss(batch: Batch, objective: Objective) -> Tensor:
-    """Compute the loss by the plain path."""
+def plain_loss(batch: Batch, objective: Objective) -> Tensor:
+    """Compute the same loss by the plain path, for second derivatives."""
     cells = class_cells(batch, decide_class(batch, objective.step, None), "batch")[0, 0]
     loss = objective.of(cells.T) if objective.joint else objective.of(cells).mean()
     if not objective.blend:
@@ -141,4 +141,4 @@ def _of_all(of: Callable[[Any], Any], classes: int) -> Callable[..., tuple[Any, 
     return differentiated_classes(of, classes)
 
 
-_NODE = Node(_differentiated, _plain_loss)
+_NODE = Node(_differentiated, plain_loss)

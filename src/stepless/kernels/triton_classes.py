@@ -19,14 +19,15 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from stepless.cross_entropy import LOWEST_LOG
-from stepless.kernels.nodes import Objective
+from stepless.kernels.few_classes import plain_loss
+from stepless.kernels.nodes import Objective, differentiate_plainly, is_one_gradient
 from stepless.kernels.tracing import straight_line
 from stepless.kernels.triton_decisions import compiled, reciprocal
 from stepless.kernels.triton_launch import Launch
 from stepless.steps import Identity, Linear, RaisedCosine, Sigmoid, Step
+from stepless.tasks import read
 
 #: The widest row that one program can hold.
 _MOST_CLASSES = 8192
@@ -265,7 +266,8 @@ def _finish_classes_kernel(objective: Objective) -> Any:
 
 def fused_class_loss(input: Tensor, target: Tensor, ignored: int, objective: Objective) -> Tensor:
     """Compute the loss of logits ``(N, K)`` and class indices in one autograd node."""
-    return _FusedClassLoss.apply(input, target, ignored, objective)  # type: ignore[no-untyped-call]
+    x, y = input.contiguous(), target.contiguous()  # a copy made inside of the node would have no second derivative
+    return _FusedClassLoss.apply(x, y, ignored, objective)  # type: ignore[no-untyped-call]
 
 
 class _Plan:
@@ -301,8 +303,7 @@ def _plan(rows: int, classes: int, dtype: torch.dtype, device: torch.device, obj
 
 class _FusedClassLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, input: Tensor, target: Tensor, ignored: int, objective: Objective) -> Tensor:
-        x, y = input.contiguous(), target.contiguous()
+    def forward(ctx: Any, x: Tensor, y: Tensor, ignored: int, objective: Objective) -> Tensor:
         rows, classes = x.shape
         device = x.device
         plan = _plan(rows, classes, x.dtype, device, objective)
@@ -314,13 +315,16 @@ class _FusedClassLoss(torch.autograd.Function):
         plan.add(shares, sums, plan.programs, plan.width)
         plan.finish(sums, notes, loss, rows, classes)
         ctx.save_for_backward(x, y, notes)
-        ctx.plan, ctx.ignored = plan, ignored
+        ctx.plan, ctx.ignored, ctx.objective = plan, ignored, objective
         return loss
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         x, y, notes = ctx.saved_tensors
+        if not is_one_gradient(grad):
+            batch = read(x.float(), y, task="multiclass", inputs="logits", ignore_index=ctx.ignored)
+            gradient = differentiate_plainly(batch, lambda again: plain_loss(again, ctx.objective), grad)
+            return gradient.to(x.dtype), None, None, None
         out = torch.empty_like(x)
         ctx.plan.pull_back(x, y, notes, grad, out, x.shape[0], ctx.ignored, *ctx.plan.two)
         return out, None, None, None

@@ -246,12 +246,12 @@ def numbers(step: Step, tau: float) -> tuple[int, tuple[float, ...]] | None:
 
 def fused_loss(batch: Batch, objective: Objective) -> Tensor:
     """Compute the loss in one autograd node; scores and target are read in their own dtypes."""
-    return _FusedLoss.apply(batch.scores, batch, objective)  # type: ignore[no-untyped-call]
+    return _FusedLoss.apply(batch.scores.contiguous(), batch, objective)  # type: ignore[no-untyped-call]
 
 
 def fused_counts(batch: Batch, deciding: Deciding) -> Tensor:
     """Compute the counts, as `stepless.confusion.cells` does, in one autograd node."""
-    return _FusedCounts.apply(batch.scores, batch, deciding)  # type: ignore[no-untyped-call]
+    return _FusedCounts.apply(batch.scores.contiguous(), batch, deciding)  # type: ignore[no-untyped-call]
 
 
 class _Plan:
@@ -298,7 +298,8 @@ def _plan(
 
 def _counted(input: Tensor, batch: Batch, of: Objective | Deciding) -> tuple[_Plan, Tensor, tuple[Any, ...]]:
     """Count a batch: return its plan, each program's shares of the cells, and the tensors read."""
-    x, y, weight = input.contiguous(), batch.target.contiguous(), batch.entry_weight()
+    # the input is contiguous already: a copy made inside of a node would have no second derivative
+    x, y, weight = input, batch.target.contiguous(), batch.entry_weight()
     w = None if weight is None else weight.expand_as(y).contiguous()
     plan = _plan(x.shape, (x.dtype, y.dtype, None if w is None else w.dtype), x.device, batch.logits, of)
     shares = torch.empty(plan.labels, plan.programs, 4, device=x.device)
@@ -351,7 +352,8 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         x, y, w, worths = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is wanted: torch differentiates the plain path
+        if not is_one_gradient(grad):
             wide = ctx.batch._replace(scores=x.float(), target=y.float())
-            return torch.autograd.grad(plain_loss(wide, ctx.objective), x, grad, create_graph=True)[0], None, None
+            gradient = differentiate_plainly(wide, lambda again: plain_loss(again, ctx.objective), grad)
+            return gradient.to(x.dtype), None, None
         return _pulled_back(ctx.plan, x, y, w, worths, grad), None, None
