@@ -78,7 +78,8 @@ class MetricLoss(nn.Module):
         subject_to: Constraints, such as ``"precision >= 0.9"``.
         memory: A `stepless.Memory` of past batches' counts, for batches too small to estimate the metric.
         sync: Whether the loss under ``torch.distributed`` is that of all ranks' batches together. None: in training
-            only. True: in evaluation too. False: never. A process group: in training, among its ranks.
+            only. True: in evaluation too. False: never. A process group: in training, among its ranks. If some ranks
+            compute no loss, as in pipeline parallelism, pass the group of those that do: the others are waited for.
         gradients: How the ranks' gradients are combined afterwards: ``"mean"`` (DDP, FSDP) or ``"sum"``.
         maximize: For formulas only: whether greater is better. By default this is found by trying the formula.
         validate: Check for NaN, values out of range and negative weights in every forward. A GPU has to wait for this.
