@@ -241,6 +241,23 @@ def test_offsets_may_be_given():
         quick(threshold=(0.0, 0.5)).fit(X, y)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("task", ["binary", "classes"])
+def test_torchs_default_precision_changes_nothing(task, dtype, request, tmp_path):
+    X, y = request.getfixturevalue(task)
+    settings = {"candidates": ("cross_entropy", "metric", "cost_weighted", "linear"), "dropout": 0.1}
+    expected = quick(**settings).fit(X, y).predict_proba(X)
+    torch.set_default_dtype(dtype)
+    try:
+        model = quick(**settings).fit(X, y)
+        model.save(tmp_path / "m")
+        found = [model.predict_proba(X), sl.load(tmp_path / "m").predict_proba(X)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for p in found:
+        np.testing.assert_array_equal(p, expected)
+
+
 def test_partial_fit_says_whom_it_leaves_out(binary):
     X, y = binary
     model = quick(candidates=None).fit(X, y)

@@ -304,8 +304,8 @@ def _factory_nets(graph: _Graph, matrix: str, member: FactoryMember) -> str:
     stack, rows = _Stack(member).eval(), torch.export.Dim("rows")
     try:
         program = torch.onnx.export(
-            stack, (torch.zeros(3, member.inputs),), dynamo=True, opset_version=OPSETS[""], verbose=False,
-            dynamic_shapes=({0: rows},),
+            stack, (torch.zeros(3, member.inputs, dtype=torch.float32),), dynamo=True, opset_version=OPSETS[""],
+            verbose=False, dynamic_shapes=({0: rows},),
         )  # fmt: skip
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "onnxscript":

@@ -272,7 +272,7 @@ def _make_members(
     members = FactoryMembers(sized(net, inputs, outputs), len(seeds), seeds).eval()
     try:
         with torch.no_grad():
-            found = members(torch.zeros(2, inputs)).shape[2]
+            found = members(torch.zeros(2, inputs, dtype=torch.float32)).shape[2]
     except RuntimeError as error:
         raise ValueError(
             f"the factory's module must take rows of {inputs} features, which is their number after preprocessing; it"

@@ -257,7 +257,7 @@ class CostWeighted(Objective):
         """The gain of one more row in each cell: minus the gradient of the loss at the counts."""
         if self.metric.fused is not None and self.task == "binary":
             slopes = [self.metric.fused.differentiate(*cells)[1:] for cells in self.counts[:, 0].tolist()]
-            return -torch.tensor(slopes, device=self.counts.device).unsqueeze(1)
+            return -self.counts.new_tensor(slopes).unsqueeze(1)
         with torch.enable_grad():
             counts = self.counts.double().requires_grad_()
             table = counts[:, None, None]

@@ -147,11 +147,11 @@ class Members(nn.Module):
         weights, biases = [], []
         for fan_in, fan_out in architecture.layers:
             bound = math.sqrt(6 / (fan_in + fan_out))
-            weight = torch.empty(n, fan_in, fan_out)
+            weight = torch.empty(n, fan_in, fan_out, dtype=torch.float32)  # whatever torch's default is
             for own, generator in zip(weight, self._generators, strict=True):
                 own.uniform_(-bound, bound, generator=generator)
             weights.append(nn.Parameter(weight))
-            biases.append(nn.Parameter(torch.zeros(n, 1, fan_out)))
+            biases.append(nn.Parameter(weight.new_zeros(n, 1, fan_out)))
         self.weights, self.biases = nn.ParameterList(weights), nn.ParameterList(biases)
 
     @classmethod
@@ -263,7 +263,7 @@ class Members(nn.Module):
         share = self.architecture.dropout
         if not (share and self.training):
             return None
-        keep = torch.empty(x.shape)
+        keep = torch.empty(x.shape, dtype=torch.float32)
         for own, generator in zip(keep, self._generators, strict=True):
             own.bernoulli_(1 - share, generator=generator)
         return keep.div_(1 - share).to(x)

@@ -211,7 +211,7 @@ class _Run:
         if not plan.weight_decay:
             self._groups = [list(range(len(decays)))]
         self._first, self._second = ([torch.zeros_like(p) for p in self._parameters] for _ in range(2))
-        self._steps = [torch.zeros((), device=device) for _ in self._parameters]
+        self._steps = [torch.zeros((), dtype=torch.float32, device=device) for _ in self._parameters]
 
         n = members.n
         self.done, self.train, self.held = 0, [], []  # type: tuple[int, list[Any], list[Any]]
@@ -229,7 +229,7 @@ class _Run:
         self.members.train()
         self.losses.train()
         self.members.reseed(self.done)
-        order, total = self.batches.order(self.done).to(self._device), torch.zeros(self.members.n, device=self._device)
+        order, total = self.batches.order(self.done).to(self._device), self._matrix.new_zeros(self.members.n)
         chunk = max(1, _CHUNK // (order[0].numel() * self._matrix.shape[1]))
         step = self.done * self.batches.steps
         for part in torch.split(order, chunk):
