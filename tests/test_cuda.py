@@ -30,6 +30,11 @@ def classes_on_gpu(rows, classes, dtype=torch.float32):
     return scores, torch.randint(classes, (rows,), generator=generator).cuda()
 
 
+def images_on_gpu(images, classes):
+    scores, target = classes_on_gpu(images * 5 * 7, classes)
+    return scores.view(images, 5, 7, classes).movedim(-1, 1), target.view(images, 5, 7)
+
+
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("metric", sl.METRICS)
 def test_every_metric(metric, task):
@@ -122,6 +127,15 @@ def test_classes(metric, step, blend):
         agree(loss_fn, scores, target, way=TRITON_CLASSES)
 
 
+@pytest.mark.parametrize("metric", OF_CLASSES)
+def test_images_of_classes(metric):
+    loss_fn = sl.MetricLoss(metric, task="multiclass", ignore_index=255)
+    scores, target = images_on_gpu(2, 4)
+    target[0, :2] = 255
+    for images in (scores, scores.contiguous(), scores.flatten(2)):
+        agree(loss_fn, images, target.view(2, *images.shape[2:]), way=TRITON_CLASSES)
+
+
 def test_rows_that_do_not_count_may_be_anything():
     scores, target = classes_on_gpu(41, 3)
     scores[7], target[7] = float("nan"), -100
@@ -142,6 +156,7 @@ def losses():
         (sl.MetricLoss("f1"), *on_gpu((1271,))),
         (sl.MetricLoss("mcc", task="multilabel"), *on_gpu((1271, 3))),
         (sl.MetricLoss("mcc", task="multiclass"), *classes_on_gpu(1271, 10)),
+        (sl.MetricLoss("f1", task="multiclass"), *images_on_gpu(2, 3)),
         (sl.MetricLoss("f1", subject_to="precision >= 0.5"), *on_gpu((1271,))),
         (sl.MetricLoss("f1", blend=0.5), *on_gpu((1271,))),
         (sl.MetricLoss("weighted_kappa", task="multiclass"), *classes_on_gpu(1271, 4)),

@@ -113,9 +113,10 @@ def graphs() -> dict[str, object]:
     )
 
 
-def multiclass() -> dict[str, object]:
-    logits = torch.randn(65_536, 1_000, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    target = torch.randint(1_000, (65_536,), device="cuda")
+def multiclass(name: str, *shape: int) -> dict[str, object]:
+    """Logits of the shape (rows or images, classes, …) in bf16."""
+    logits = torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    target = torch.randint(shape[1], (shape[0], *shape[2:]), device="cuda")
     runs = {
         "cross-entropy": step(F.cross_entropy, logits, target),
         "macro f1": step(sl.MetricLoss("f1", task="multiclass"), logits, target),
@@ -124,14 +125,14 @@ def multiclass() -> dict[str, object]:
         "mcc, blend=0": step(sl.MetricLoss("mcc", task="multiclass", blend=0), logits, target),
     }
     peaks = {}
-    for name, run in runs.items():
+    for contestant, run in runs.items():
         run()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         run()
         torch.cuda.synchronize()
-        peaks[f"peak GiB, {name}"] = torch.cuda.max_memory_allocated() / 2**30
-    return row("multiclass, 65,536 × 1,000 bf16", interleaved(runs), "cross-entropy", peaks)
+        peaks[f"peak GiB, {contestant}"] = torch.cuda.max_memory_allocated() / 2**30
+    return row(f"{name}, {' × '.join(map(str, shape))} bf16", interleaved(runs), "cross-entropy", peaks)
 
 
 def main() -> None:
@@ -145,7 +146,8 @@ def main() -> None:
     record["2^28 fp32"] = binary(1 << 28, torch.float32, bandwidth)
     record["2^28 bf16"] = binary(1 << 28, torch.bfloat16, bandwidth)
     record["2^20 graph"] = graphs()
-    record["multiclass"] = multiclass()
+    record["multiclass"] = multiclass("multiclass", 65_536, 1_000)
+    record["pixels of 20 classes"] = multiclass("pixels of 20 classes", 8, 20, 512, 512)
     (folder / "gpu_results.json").write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -265,7 +265,9 @@ def _finish_classes_kernel(objective: Objective) -> Any:
 
 
 def fused_class_loss(input: Tensor, target: Tensor, ignored: int, objective: Objective) -> Tensor:
-    """Compute the loss of logits ``(N, K)`` and class indices in one autograd node."""
+    """Compute the loss of logits ``(N, K, …)`` and class indices ``(N, …)`` in one autograd node."""
+    if input.dim() > 2:  # every pixel is a row
+        input, target = input.movedim(1, -1).reshape(-1, input.shape[1]), target.reshape(-1)
     x, y = input.contiguous(), target.contiguous()  # a copy made inside of the node would have no second derivative
     return _FusedClassLoss.apply(x, y, ignored, objective)  # type: ignore[no-untyped-call]
 
@@ -346,8 +348,8 @@ def class_numbers(step: Step) -> tuple[int, tuple[float, float]] | None:
 def takes_classes(input: Tensor, target: Tensor, step: Step) -> bool:
     """Whether `fused_class_loss` can take these tensors."""
     return (
-        input.dim() == 2
-        and target.shape == input.shape[:1]
+        input.dim() >= 2
+        and target.shape == (input.shape[0], *input.shape[2:])
         and target.dtype == torch.int64
         and 2 <= input.shape[1] <= _MOST_CLASSES
         and class_numbers(step) is not None
