@@ -386,6 +386,19 @@ def test_a_module_whose_gradient_vmap_cannot_find_is_looped():
     torch.testing.assert_close(weights, 2 * (slope.mT @ x))
 
 
+def test_a_module_that_computes_again_in_backward_is_refused():
+    """By then the template no longer holds the weights of the member."""
+
+    class Again(nn.Sequential):
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+
+    members = FactoryMembers(lambda: Again(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), 2, (0, 1))
+    logits, tape = members.run(random_rows(2, 5, 4))
+    with pytest.raises(ValueError, match="must not compute anything again in backward"):
+        members.pull(tape, torch.ones_like(logits))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_logits_of_another_precision_become_that_of_the_rows(dtype):
     members = FactoryMembers(lambda: CastLinear(dtype), 2, (0, 1))

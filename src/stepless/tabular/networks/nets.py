@@ -308,7 +308,7 @@ class FactoryMembers(nn.Module):
         for i, buffer in enumerate(buffers.values()):
             self.register_buffer(f"buffer_{i}", buffer)
         # in a list, so that torch does not register the weights of this copy, which are not used
-        self._template = [modules[0]]
+        self._template = [_emptied(modules[0])]
         self._seeds = tuple(seeds)
         self._looped = False  #: whether vmap has failed, so that members run one by one
         self._vmapped: set[tuple[bool, int]] = set()  #: the kinds of passes that vmap has run
@@ -333,7 +333,7 @@ class FactoryMembers(nn.Module):
 
     @property
     def template(self) -> nn.Module:
-        """A module that computes what each member does, with weights of its own."""
+        """A module that computes what each member does, without weights of its own."""
         return self._template[0]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -396,7 +396,15 @@ class FactoryMembers(nn.Module):
         They are contiguous, as the parameters are: vmap gives those of a linear layer transposed in memory, and torch's
         fused AdamW takes entries by their place there. On the CPU it does not check, and would mix them up.
         """
-        return self._gradients(tape.values[0], slope)
+        try:
+            return self._gradients(tape.values[0], slope)
+        except RuntimeError as error:
+            if "meta" not in str(error):  # the device of the template's weights
+                raise
+            raise ValueError(
+                "the factory's module must not compute anything again in backward, as torch.utils.checkpoint does,"
+                " because the weights of its member are no longer in it then. Leave that out."
+            ) from error
 
     def _gradients(self, logits: Tensor, slope: Tensor, *, retain_graph: bool = False) -> list[Tensor]:
         trained = [value for value in self.values if value.requires_grad]
@@ -441,6 +449,19 @@ def _built(factory: Factory, seed: int) -> nn.Module:
     lazy = [type(part).__name__ for part in module.modules() if isinstance(part, LazyModuleMixin)]
     if lazy:
         raise ValueError(f"the factory's module holds a {lazy[0]}, whose size is not known; give it its sizes.")
+    return module
+
+
+def _emptied(module: nn.Module) -> nn.Module:
+    """Take the weights out of a module, so that whatever reads them outside of a member's call fails."""
+    empty: dict[Tensor, Tensor] = {}  # shared weights stay shared
+    for part in module.modules():
+        for own in (part._parameters, part._buffers):
+            for name, value in own.items():
+                if value is not None and value not in empty:
+                    hollow = torch.empty_like(value, device="meta", requires_grad=False)
+                    empty[value] = nn.Parameter(hollow, value.requires_grad) if own is part._parameters else hollow
+                own[name] = None if value is None else empty[value]  # type: ignore[assignment]
     return module
 
 
