@@ -21,7 +21,7 @@ from stepless.tabular.models.columns import Category
 from stepless.tabular.models.export_inputs import feed, input_names, missing_text
 from stepless.tabular.models.members import FactoryMember
 from stepless.tabular.models.preprocessing import Features, fit_features
-from stepless.tabular.networks.nets import FactoryMembers
+from stepless.tabular.networks.factories import FactoryMembers
 from stepless.tabular.tables.frames import read_table
 from tests.tabular.fitted import TASKS, frame, make_model, net
 from tests.tabular.onnx_runs import check, session_of, unlike

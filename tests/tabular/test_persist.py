@@ -29,7 +29,7 @@ from stepless.tabular import persist
 from stepless.tabular.models import folders
 from stepless.tabular.models.folders import ModelFileError, check_place
 from stepless.tabular.models.members import MEMBER_KINDS, FactoryMember
-from stepless.tabular.networks.nets import FactoryMembers
+from stepless.tabular.networks.factories import FactoryMembers
 from stepless.tabular.persist import load_model, save_model
 from stepless.tabular.tables.frames import read_table
 

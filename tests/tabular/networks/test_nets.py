@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from stepless.tabular.networks.nets import Architecture, FactoryMembers, Members, mixed
+from stepless.tabular.networks.factories import FactoryMembers
+from stepless.tabular.networks.nets import Architecture, Members, mixed
 
 shapes = st.builds(
     lambda kind, inputs, outputs, hidden: Architecture(kind, inputs, outputs, hidden if kind == "mlp" else None),

@@ -19,8 +19,9 @@ from stepless.tabular.fingerprints import written
 from stepless.tabular.networks import training
 from stepless.tabular.networks.batches import Data
 from stepless.tabular.networks.checkpoints import CheckpointError
+from stepless.tabular.networks.factories import FactoryMembers
 from stepless.tabular.networks.metric_objectives import OnMetric
-from stepless.tabular.networks.nets import Architecture, FactoryMembers, Members
+from stepless.tabular.networks.nets import Architecture, Members
 from stepless.tabular.networks.objectives import Losses
 from stepless.tabular.networks.training import Plan
 

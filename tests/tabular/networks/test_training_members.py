@@ -16,8 +16,9 @@ from torch import nn
 import stepless as sl
 from stepless.tabular.networks.batches import Data
 from stepless.tabular.networks.checkpoints import CheckpointError
+from stepless.tabular.networks.factories import FactoryMembers
 from stepless.tabular.networks.metric_objectives import Blend, CostWeighted, OnMetric
-from stepless.tabular.networks.nets import Architecture, FactoryMembers, Members
+from stepless.tabular.networks.nets import Architecture, Members
 from stepless.tabular.networks.objectives import CrossEntropy, Losses
 from stepless.tabular.networks.training import Plan, train
 

@@ -22,8 +22,9 @@ from stepless.schedules import Schedule
 from stepless.tabular.models.members import Factory, FactoryMember, Member, NetMember, sized
 from stepless.tabular.models.model import mean_score
 from stepless.tabular.networks.batches import Data, padded
+from stepless.tabular.networks.factories import FactoryMembers
 from stepless.tabular.networks.metric_objectives import Blend, CostWeighted, OnMetric
-from stepless.tabular.networks.nets import Architecture, FactoryMembers, Members, mixed
+from stepless.tabular.networks.nets import Architecture, Members, mixed
 from stepless.tabular.networks.objectives import CrossEntropy, Losses, Objective
 from stepless.tabular.networks.spread import gather, own_device, share
 from stepless.tabular.networks.training import History, Plan, Report, train

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stepless.extras import needs
-from stepless.tabular.networks.nets import Architecture, FactoryMembers, Members
+from stepless.tabular.networks.factories import FactoryMembers
+from stepless.tabular.networks.nets import Architecture, Members
 
 with needs("the members of a model need safetensors", "sklearn", "safetensors"):
     import safetensors

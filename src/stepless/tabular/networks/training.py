@@ -21,7 +21,8 @@ from torch.optim.adamw import adamw
 
 from stepless.tabular.fingerprints import fingerprint, written
 from stepless.tabular.networks.batches import Batches, Data, padded
-from stepless.tabular.networks.nets import FactoryMembers, Members, mixed
+from stepless.tabular.networks.factories import FactoryMembers
+from stepless.tabular.networks.nets import Members, mixed
 from stepless.tabular.networks.objectives import Losses
 
 #: Called after each epoch with its number (from 1), the largest number of epochs, and the members' training losses.
