@@ -15,13 +15,11 @@ from stepless.cuts.tuning import Tuning
 from stepless.formula import resolve, with_costs_of_decisions
 from stepless.registry import Metric
 from stepless.scoring import make_path, score
-from stepless.tasks import Task
+from stepless.tasks import SUM_TOLERANCE, Task
 from stepless.thresholds import tune_threshold
 
 #: If two class counts differ by at most this share of the rows, which one is rarer may change from fold to fold.
 _NEAR_EVEN = 0.02
-#: How far the class probabilities of a row may sum to something else than 1, as in `stepless.tune_threshold`.
-_NEAR_ONE = 1e-2
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ class Rule:
                 " subclass whose predict_proba is the objective's link of them."
             )
         sums = scores.sum(1) if self.task == "multiclass" else np.ones(1)
-        far = sums[np.abs(sums - 1) > _NEAR_ONE]
+        far = sums[np.abs(sums - 1) > SUM_TOLERANCE]
         if len(far):
             raise ValueError(
                 f"predict_proba of {name} must give probabilities that sum to 1 in each row; in {len(far)} of"

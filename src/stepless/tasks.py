@@ -20,7 +20,7 @@ Inputs = Literal["logits", "probabilities"]
 _TASKS, _INPUTS = get_args(Task), get_args(Inputs)  # torch.compile does not trace get_args
 
 #: How far the sum of class probabilities may be from 1: half precision is not exact.
-_SUM_TOLERANCE = 1e-2
+SUM_TOLERANCE = 1e-2
 
 #: Dtypes to count in: bfloat16 cannot count past 256 and float16 overflows at 65,504.
 _WIDE_ENOUGH = (torch.float32, torch.float64)
@@ -371,7 +371,7 @@ def _check_scores(input: Tensor, counted: Tensor, task: Task, inputs: Inputs) ->
 
 def _check_sums(name: str, probabilities: Tensor, counted: Tensor, hint: str = "") -> None:
     off = (probabilities.sum(1) - 1).abs() * counted.select(1, 0)
-    if bool((off > _SUM_TOLERANCE).any()):
+    if bool((off > SUM_TOLERANCE).any()):
         raise ValueError(f"{name} must sum to 1 a sample; one is off by {float(off.max()):.3g}.{hint}")
 
 

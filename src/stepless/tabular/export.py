@@ -294,8 +294,8 @@ class _Stack(nn.Module):
         self.nets = nn.ModuleList(nets)
 
     def forward(self, x: Tensor) -> Tensor:
-        # −1, since len(x) would be a number of Python's, for which torch exports a graph of that many rows alone
-        # a copy of the rows, which a net may change in place
+        # a copy, since a net may change its rows in place; −1, since len(x) would be a number of Python's, and the
+        # graph one for that many rows alone
         return torch.stack([net(x.clone()).reshape(-1, self.outputs) for net in self.nets])
 
 

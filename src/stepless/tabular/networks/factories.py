@@ -58,7 +58,7 @@ class FactoryMembers(nn.Module):
         )
         for i, buffer in enumerate(buffers.values()):
             self.register_buffer(f"buffer_{i}", buffer)
-        # in a list, so that torch does not register the weights of this copy, which are not used
+        # in a list, so that torch does not register it as a part, with weights of its own
         self._template = [_emptied(modules[0])]
         self._seeds = tuple(seeds)
         self._looped = False  #: whether vmap has failed, so that members run one by one
